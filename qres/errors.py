@@ -1,0 +1,56 @@
+"""Every error a user can cause, each with what to do about it and the exit code it ends with.
+
+    QresError                exit 1   base: something qres refused to do
+    +-- UsageError           exit 2   options that do not go together, unknown level
+    +-- InputError           exit 3   a file or text that cannot be used
+    +-- UnsupportedError     exit 4   a valid model that qres or llama.cpp cannot measure
+    +-- NativeError          exit 5   llama.cpp failed or died
+
+An interrupt (Ctrl-C) ends with 130. `qres.cli.main` is the one place that catches these.
+"""
+
+from __future__ import annotations
+
+
+class QresError(Exception):
+    """An expected failure: one line that says what is wrong, one that says what to do.
+
+    Attributes:
+        message: What is wrong, with the expected and the actual value where there are any.
+        hint: What the user can do about it; empty when the message already says so.
+        exit_code: Exit status of the command.
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message, hint)  # both in args, so that the error survives pickling across the process border
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.hint})" if self.hint else self.message
+
+
+class UsageError(QresError):
+    """Options that contradict each other or name something that does not exist."""
+
+    exit_code = 2
+
+
+class InputError(QresError):
+    """A model file, text or output folder that cannot be used."""
+
+    exit_code = 3
+
+
+class UnsupportedError(QresError):
+    """A valid model whose output qres cannot measure (embedding-only, encoder-decoder, ...)."""
+
+    exit_code = 4
+
+
+class NativeError(QresError):
+    """llama.cpp returned an error, or its process was killed by a signal."""
+
+    exit_code = 5

@@ -1,0 +1,435 @@
+"""The result of a scan as frozen records, and their way to JSON and back.
+
+One word per thing, the same here, in result.json and in the reports. No arrays: everything is small enough to read.
+Units are in the names (`_bytes`, `_db`, `_s`); KLD is in nats per token; probabilities and shares are fractions.
+A number that does not exist (nothing measured, not finite) is `None`, never NaN: JSON has no NaN.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from qres.errors import InputError
+
+SCHEMA_VERSION = 1
+"""Raised when a field changes its meaning or goes away; new optional fields do not raise it."""
+
+
+@dataclass(frozen=True)
+class TypeShare:
+    """How much of a file one tensor type holds."""
+
+    type: str
+    """ggml type name as in the file, e.g. `Q4_K`."""
+    tensors: int
+    weights: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Fallback:
+    """A tensor that llama.cpp could not give the type that the level asks for."""
+
+    tensor: str
+    wanted: str
+    type: str
+    """What the file really holds."""
+    reason: str
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The 16-bit model that everything is compared with."""
+
+    path: str
+    name: str
+    architecture: str
+    norm_placement: str
+    """`pre`, `post`, `sandwich`, `pre, parallel`, ... as found in the graph; `unknown` when the stream was not mapped."""
+    n_layer: int
+    n_embd: int
+    n_vocab: int
+    n_ctx_train: int
+    bytes: int
+    bpw: float
+    types: tuple[TypeShare, ...]
+    is_16bit: bool
+    """False when its large tensors are already quantized: then everything below compares with a damaged model."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What was run, enough to run it again."""
+
+    qres_version: str
+    llama_cpp: str
+    """llama-cpp-python version."""
+    system: str
+    """llama.cpp's own line of CPU features and backends."""
+    n_ctx: int
+    """Tokens per chunk."""
+    chunks: int
+    """Chunks that the figures below come from."""
+    rank_chunks: int
+    """Chunks that ranked the units (other text, see `rank_text`)."""
+    scored_tokens: int
+    """Positions with output statistics: the second half of each chunk, as llama-perplexity."""
+    text: str
+    rank_text: str
+    unused_tokens: int
+    """Tokens at the end of the text that do not fill a chunk."""
+    massive_tokens: int
+    """Tokens with massive activations, kept out of the per-token quantiles."""
+    threads: int
+    n_gpu_layers: int
+    units: str
+    """`ranked` (as many as the default budget allows) or `all`."""
+    elapsed_s: float
+
+
+@dataclass(frozen=True)
+class NoiseFloor:
+    """The reference against itself, decoded in two halves: what cannot be told from arithmetic noise."""
+
+    kld_mean: float | None
+    drift_median: float | None
+
+
+@dataclass(frozen=True)
+class Health:
+    """The reference's stream at one point, over the tokens without massive activations unless said otherwise."""
+
+    index: int
+    layer: int | None
+    branch: str
+    label: str
+    norm_median: float | None
+    mean: float | None
+    variance: float | None
+    absmax: float | None
+    """Over all tokens, massive ones included."""
+    kurtosis: float | None
+    """Of the values of one token, median over tokens; 3 for a normal distribution."""
+    participation: float | None
+    """(sum x^2)^2 / sum x^4 per token, median: how many channels carry the stream."""
+    f16_headroom: float | None
+    """65504 / absmax; below 1 the point does not fit 16-bit float."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Output statistics of one part of the scored positions."""
+
+    label: str
+    tokens: int
+    kld_mean: float | None
+    same_top: float | None
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Counts of per-token KLD in logarithmic bins; `edges` has one more entry than `counts`."""
+
+    edges: tuple[float, ...]
+    counts: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Output:
+    """The quantized model's next-token distribution against the reference's, on the scored positions.
+
+    `_se` is the standard error with tokens clustered by chunk; None with fewer than two chunks.
+    """
+
+    tokens: int
+    chunks: int
+    kld_mean: float | None
+    kld_se: float | None
+    kld_median: float | None
+    kld_p90: float | None
+    kld_p95: float | None
+    kld_p99: float | None
+    kld_p999: float | None
+    kld_max: float | None
+    same_top: float | None
+    """Fraction of positions where both models put the same token first."""
+    same_top_se: float | None
+    ppl: float | None
+    ppl_reference: float | None
+    ln_ppl_ratio: float | None
+    """ln(ppl / ppl_reference); 0.01 is one percent more perplexity."""
+    ln_ppl_ratio_se: float | None
+    ln_ppl_correlation: float | None
+    """Pearson correlation of the two models' per-token negative log-likelihoods."""
+    rms_delta_p: float | None
+    """Root mean square change of the probability given to the text's next token."""
+    mean_delta_p: float | None
+    delta_p_p05: float | None
+    delta_p_median: float | None
+    delta_p_p95: float | None
+    by_position: tuple[Group, ...]
+    """Quarters of the scored positions of a chunk, early to late."""
+    by_confidence: tuple[Group, ...]
+    """By the reference's top probability."""
+    kld_histogram: Histogram
+    nonfinite_tokens: int
+    """Positions whose logits were not finite; left out of everything above."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One stream point of one level. Index 0 is the stream after the embedding; point j comes after residual add j.
+
+    `_median` and `_p95` are over tokens. Drift is |x^q - x| / |x| in the free-running quantized model.
+    """
+
+    index: int
+    layer: int | None
+    branch: str
+    """`embedding`, `attention`, `ffn`, `moe`, `ssm`, `conv`, ... or several joined by `+`."""
+    label: str
+    weights: tuple[str, ...]
+    """Tensors of the file behind the branch."""
+    ratio_median: float | None
+    """|branch| / |stream that the branch reads| in the quantized model; above 1 the branch overwrites the stream."""
+    ratio_p95: float | None
+    reference_ratio_median: float | None
+    drift_median: float | None
+    drift_p95: float | None
+    drift_growth: float | None
+    """drift_median over that of the point before."""
+    cosine_median: float | None
+    sqnr_db: float | None
+    """-20 log10(drift_median)."""
+    local_error_median: float | None
+    """|b^ - b| / |b|, b^ computed by the quantized layer on the reference's stream."""
+    injected_error_median: float | None
+    """|b^ - b| / |x|: what the layer's own weights put into the stream."""
+    ledger_share: float | None
+    """This point's part of the final drift; over all points they add up to 1."""
+    generated_share: float | None
+    """The part of `ledger_share` made by the layer's own weights; the rest it inherited from drift below."""
+    absmax: float | None
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A branch, the embedding or the head, quantized alone."""
+
+    unit: str
+    """`embedding`, `head`, or `<layer>.<branch>` such as `3.ffn`."""
+    kind: str
+    """`branch`, `embedding` or `head`."""
+    layer: int | None
+    branch: str
+    kld: float | None
+    """Mean KLD that this unit's quantization error causes in an otherwise exact model; None when not measured."""
+    kld_se: float | None
+    method: str
+    """`patched`, `forced` (the head), or why there is no figure."""
+    injected_error: float | None
+    local_error: float | None
+    ratio: float | None
+    drift: float | None
+    bytes_at_level: int
+    bytes_at_16bit: int
+
+
+@dataclass(frozen=True)
+class Keep:
+    """One unit of the ordered list of what to keep at 16 bit."""
+
+    unit: str
+    type: str
+    """`F16` or `BF16`, by the range of its weights."""
+    kld_recovered: float
+    gap_share: float
+    """kld_recovered over the level's whole KLD on the ranking text."""
+    bytes_added: int
+    confidence: float | None
+    """How often the unit stays in the list's first k when chunks are resampled."""
+    worth_it: bool
+    """False from the row on where the next larger level buys more KLD per byte."""
+    reason: str
+
+
+@dataclass(frozen=True)
+class KeepCheck:
+    """The recommended list measured together, on the reporting text that did not choose it."""
+
+    units: tuple[str, ...]
+    kld_all_injected: float
+    """All the level's local errors injected into the reference."""
+    kld_without_units: float
+    """The same without the listed units' errors."""
+    recovered_share: float
+    bytes_added: int
+
+
+@dataclass(frozen=True)
+class RankCorrelation:
+    """Spearman correlation of cheap measures with the measured KLD of the same units; None below 4 units."""
+
+    units: int
+    branch_ratio: float | None
+    drift: float | None
+    local_error: float | None
+    injected_error: float | None
+    depth: float | None
+
+
+@dataclass(frozen=True)
+class Additivity:
+    """Do single-unit damages add up? All on the ranking text."""
+
+    kld_level: float | None
+    kld_sum_of_units: float | None
+    """Only when every unit was patched."""
+    kld_all_injected: float | None
+    """All local errors of branches and embedding added to the reference run at once (no head error)."""
+
+
+@dataclass(frozen=True)
+class Level:
+    """One quantized file, measured."""
+
+    name: str
+    path: str
+    file_type: str
+    """What `general.file_type` claims."""
+    bytes: int
+    bpw: float
+    """8 * bytes of tensor data / weights, from the file."""
+    nominal_bpw: float | None
+    types: tuple[TypeShare, ...]
+    fallback_tensors: tuple[Fallback, ...]
+    output: Output
+    points: tuple[Point, ...]
+    units: tuple[Unit, ...]
+    keep_16bit: tuple[Keep, ...]
+    keep_check: KeepCheck | None
+    rank_correlation: RankCorrelation | None
+    additivity: Additivity | None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two levels on the same tokens: mean KLD of `a` minus that of `b`, standard error of the paired difference."""
+
+    a: str
+    b: str
+    kld_difference: float | None
+    kld_difference_se: float | None
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """One level on one device at one context length."""
+
+    device: str
+    ram_bytes: int
+    usable_bytes: int
+    """What the device is assumed to leave to one application."""
+    n_ctx: int
+    level: str
+    weights_bytes: int
+    cache_bytes: int
+    compute_bytes: int
+    needed_bytes: int
+    fits: bool
+
+
+@dataclass(frozen=True)
+class DeviceAdvice:
+    """The level recommended for one device."""
+
+    device: str
+    n_ctx: int
+    level: str | None
+    kld_mean: float | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The answer in three lines."""
+
+    level: str | None
+    headline: str
+    keep: str
+    details: str
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """Something that could not be measured, and why."""
+
+    what: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Result:
+    """A whole scan: what `result.json` holds."""
+
+    schema_version: int
+    reference: Reference
+    settings: Settings
+    noise_floor: NoiseFloor
+    stream: tuple[Health, ...]
+    levels: tuple[Level, ...]
+    comparisons: tuple[Comparison, ...]
+    deployment: tuple[Deployment, ...]
+    device_advice: tuple[DeviceAdvice, ...]
+    assumptions: tuple[str, ...]
+    verdict: Verdict
+    skipped: tuple[Skipped, ...] = dataclasses.field(default=())
+    warnings: tuple[str, ...] = dataclasses.field(default=())
+
+
+def to_json(result: Result) -> str:
+    """The result as indented JSON text; non-finite numbers become null."""
+    return msgspec.json.format(msgspec.json.encode(result), indent=2).decode() + "\n"
+
+
+def from_json(text: str | bytes) -> Result:
+    """The result that `to_json` wrote.
+
+    Raises:
+        InputError: not JSON, a field that is missing or of another type (its path is named), or another schema version.
+    """
+    try:
+        head = msgspec.json.decode(text, type=_Head)
+        if head.schema_version != SCHEMA_VERSION:
+            raise InputError(
+                f"this result has schema version {head.schema_version}, qres reads version {SCHEMA_VERSION}",
+                "scan again, or use the qres version that wrote it",
+            )
+        return msgspec.json.decode(text, type=Result)
+    except msgspec.ValidationError as error:
+        raise InputError(f"not a qres result: {error}", "give the result.json that `qres scan` wrote") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"not JSON: {error}", "give the result.json that `qres scan` wrote") from error
+
+
+def load(path: Path) -> Result:
+    """Read a result.json.
+
+    Raises:
+        InputError: the file cannot be read, or is not a result.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from error
+    return from_json(data)
+
+
+class _Head(msgspec.Struct):
+    """Just enough to tell another version from a damaged file."""
+
+    schema_version: int
