@@ -1,0 +1,116 @@
+"""What a file is: formats that are not GGUF at all, and the things besides language models that come as GGUF."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from qres.errors import InputError, QresError, UnsupportedError
+
+_CONVERT = "convert the original model with convert_hf_to_gguf.py"
+_REAL_MODEL = "give the GGUF of a language model that predicts the next token"
+
+_MAGICS = (
+    (b"tjgg", "an old GGJT model", _CONVERT),  # the GGML family wrote its magic as a little-endian number
+    (b"fmgg", "an old GGMF model", _CONVERT),
+    (b"lmgg", "an old GGML model", _CONVERT),
+    (b"algg", "an old GGLA LoRA adapter", "give the GGUF of the base model"),
+    (b"GGJT", "an old GGJT model", _CONVERT),
+    (b"GGML", "an old GGML model", _CONVERT),
+    (b"version https://git-lfs", "a git-LFS pointer", "fetch the file itself: git lfs pull"),
+    (b"PK\x03\x04", "a zip archive or PyTorch checkpoint", f"unpack it, or {_CONVERT}"),
+    (b"\x80\x02", "a Python pickle (an old PyTorch checkpoint)", _CONVERT),
+    (b"\x1f\x8b", "gzip-compressed", "decompress it first: gunzip"),
+    (b"\x28\xb5\x2f\xfd", "zstd-compressed", "decompress it first: zstd -d"),
+    (b"\xfd7zXZ", "xz-compressed", "decompress it first: unxz"),
+    (b"BZh", "bzip2-compressed", "decompress it first: bunzip2"),
+    (b"7z\xbc\xaf", "a 7z archive", "unpack it first"),
+    (b"\x89HDF", "an HDF5 file", _CONVERT),
+)
+
+_PAGE_STARTS = (b"<!doctype", b"<html", b"<?xml")
+
+_EMBEDDING = frozenset({"gemma-embedding", "llama-embed", "t5encoder"})  # besides everything called *bert*
+_BY_ARCHITECTURE = {
+    "clip": "mmproj",
+    "imatrix": "imatrix",
+    "controlvector": "control_vector",
+    "t5": "encoder_decoder",
+    "wavtokenizer-dec": "audio",
+    "pockettts": "audio",
+    "eagle3": "draft",
+    "dflash": "draft",
+    "gemma4-assistant": "draft",
+    "dream": "diffusion",
+    "llada": "diffusion",
+    "llada-moe": "diffusion",
+    "rnd1": "diffusion",
+}
+_BY_GENERAL_TYPE = {"adapter": "lora", "imatrix": "imatrix", "mmproj": "mmproj"}
+
+
+@dataclass(frozen=True)
+class _Refusal:
+    """Why a kind cannot be measured."""
+
+    what: str
+    """Completes "... is"."""
+    instead: str
+    """What to give in its place."""
+    error: type[QresError] = InputError
+    """InputError for what is no model, UnsupportedError for a model of another sort."""
+
+
+_REFUSALS = {
+    "mmproj": _Refusal("a multimodal projector (mmproj)", "give the language model that it belongs to"),
+    "lora": _Refusal("a LoRA adapter", "give the base model, or merge the adapter into it with llama-export-lora"),
+    "imatrix": _Refusal("an importance matrix", "give the model that it was computed from"),
+    "control_vector": _Refusal("a control vector", "give the model that it steers"),
+    "vocab_only": _Refusal("a vocabulary without weights", "give the whole model: convert without --vocab-only"),
+    "empty": _Refusal("a GGUF without tensors", "give a file that holds the model's weights"),
+    "embedding_only": _Refusal("an embedding or reranking model: it has no next token", _REAL_MODEL, UnsupportedError),
+    "encoder_decoder": _Refusal("an encoder-decoder model", "give a decoder-only language model", UnsupportedError),
+    "audio": _Refusal("a speech model without next-token output", _REAL_MODEL, UnsupportedError),
+    "draft": _Refusal("a draft head that needs its target model", "give the target model", UnsupportedError),
+    "other": _Refusal("not a language model: it has no token_embd.weight", _REAL_MODEL, UnsupportedError),
+}
+
+
+def foreign_format(head: bytes, file_bytes: int) -> tuple[str, str]:
+    """What a file that is not GGUF is, completing "... is", and what to do about it."""
+    for start, what, hint in _MAGICS:
+        if head.startswith(start):
+            return f"{what}, not a GGUF file", hint
+    if head.lstrip(b"\xef\xbb\xbf \t\r\n").lower().startswith(_PAGE_STARTS):
+        hint = "the link led to a page (login, error, preview): download the file itself"
+        return "a web page, not a GGUF file", hint
+    if head[8:9] == b"{" and int.from_bytes(head[:8], "little") < file_bytes:
+        return "a safetensors file, not a GGUF file", _CONVERT
+    if not head.strip(b"\0"):
+        return "not a GGUF file: it starts with zeros", "the download did not finish: fetch it again"
+    return f"not a GGUF file: it starts with {head[:8]!r}", "give a model in GGUF format"
+
+
+def kind_of(architecture: str, metadata: Mapping[str, object], tensor_names: Collection[str]) -> str:
+    """The kind of a GGUF: `model`, `diffusion`, or one of those that `refusal` explains."""
+    kind = _BY_ARCHITECTURE.get(architecture) or _BY_GENERAL_TYPE.get(str(metadata.get("general.type")))
+    if kind:
+        return kind
+    if any(name.endswith((".lora_a", ".lora_b")) for name in tensor_names):
+        return "lora"
+    if any(key.startswith("clip.") for key in metadata):
+        return "mmproj"
+    if not tensor_names:
+        return "vocab_only" if "tokenizer.ggml.tokens" in metadata else "empty"
+    # Pooling 1 to 4 (mean, CLS, last, rank) is only written for embedding and reranking models; -1 and 0 mean none.
+    pooled = metadata.get(f"{architecture}.pooling_type") in (1, 2, 3, 4)
+    bidirectional = metadata.get(f"{architecture}.attention.causal") in (False, 0)
+    if pooled or bidirectional or "bert" in architecture or architecture in _EMBEDDING:
+        return "embedding_only"
+    return "model" if "token_embd.weight" in tensor_names else "other"
+
+
+def refusal(kind: str, subject: str) -> QresError | None:
+    """The error for a file of that kind, None when it can be measured; `subject` is what the message calls the file."""
+    reason = _REFUSALS.get(kind)
+    return reason.error(f"{subject} is {reason.what}", reason.instead) if reason else None

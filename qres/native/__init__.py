@@ -1,0 +1,1 @@
+"""The border to llama.cpp: only the modules in here import `ctypes` and `llama_cpp`."""

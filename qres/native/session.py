@@ -1,0 +1,269 @@
+"""Owner of one llama.cpp model, its context and its eval callback: tokenize, decode, logits.
+
+The callback obeys DESIGN.md facts 5 and 18: it never raises (an exception is stored and raised after the decode), always
+returns a bool, is kept alive as long as the context, and the memory is cleared before every chunk.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol
+
+import llama_cpp
+import numpy as np
+import numpy.typing as npt
+
+from qres.errors import InputError, NativeError, UnsupportedError
+from qres.native import ggml
+from qres.native.graph import Graph, Recorder
+
+Floats = npt.NDArray[np.float32]
+
+
+class Tap(Protocol):
+    """What looks at a decode from inside the eval callback."""
+
+    def ask(self, address: int) -> bool:
+        """A node is about to be computed: should `see` be called once it is?"""
+
+    def see(self, address: int) -> None:
+        """The node is computed; it may be read and overwritten."""
+
+
+@dataclass(frozen=True)
+class SessionOptions:
+    """Settings that must be the same for every model of a comparison (DESIGN.md fact 19)."""
+
+    n_ctx: int
+    n_threads: int
+    n_gpu_layers: int = 0
+
+
+class _Log:
+    """llama.cpp's messages: copied to standard error (the worker keeps it in a file), the last ones kept for errors."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self._partial = ""
+        self._callback = llama_cpp.llama_log_callback(self._write)
+        llama_cpp.llama_log_set(self._callback, ctypes.c_void_p(0))
+
+    def _write(self, _level: int, text: bytes, _data: object) -> None:
+        os.write(2, text)
+        *lines, self._partial = (self._partial + text.decode(errors="replace")).split("\n")
+        self.lines = (self.lines + lines)[-400:]
+
+    def reason(self) -> str:
+        """The most telling recent line: the last that speaks of a failure, without the function it comes from."""
+        words = re.compile(r"error|fail|invalid|unsupported|unknown|missing|not ", re.IGNORECASE)
+        # The loader repeats "failed to load model" after the cause; the cause is what helps.
+        vague = re.compile(r"failed to load model|failed to load the model|exiting", re.IGNORECASE)
+        telling = [line for line in self.lines if words.search(line)]
+        for line in [*reversed([t for t in telling if not vague.search(t)]), *reversed(telling)]:
+            return re.sub(r"^\w+: (error \w+ \w+: )?", "", line.strip())
+        return "no message"
+
+    def clear(self) -> None:
+        """Forget earlier messages, so that the next reason belongs to the next call."""
+        self.lines = []
+
+
+log = _Log()
+"""One per process, because llama.cpp has one log callback per process."""
+llama_cpp.llama_backend_init()
+
+
+def system_info() -> str:
+    """llama.cpp's line of CPU features and backends."""
+    return llama_cpp.llama_print_system_info().decode().strip()
+
+
+class Session:
+    """A loaded model with a context. Use as a context manager; frees the context before the model."""
+
+    def __init__(self, path: Path, options: SessionOptions) -> None:
+        """Load a model file.
+
+        Raises:
+            NativeError: llama.cpp refused the file; its own last message is given.
+            UnsupportedError: the model needs an encoder.
+        """
+        self.path = path
+        self.options = options
+        self._tap: Tap | None = None
+        self._failure: BaseException | None = None
+        self._stack = ExitStack()
+        try:
+            self._model = self._load_model()
+            self._context = self._make_context()
+        except BaseException:
+            self._stack.close()
+            raise
+
+    def _load_model(self) -> llama_cpp.llama_model_p:
+        log.clear()
+        params = llama_cpp.llama_model_default_params()
+        params.n_gpu_layers = self.options.n_gpu_layers
+        model = llama_cpp.llama_model_load_from_file(os.fsencode(self.path), params)
+        if not model:
+            raise NativeError(f"llama.cpp cannot load {self.path.name}: {log.reason()}")
+        self._stack.callback(llama_cpp.llama_model_free, model)
+        if llama_cpp.llama_model_has_encoder(model):
+            raise UnsupportedError(
+                f"{self.path.name} is an encoder-decoder model", "qres measures decoder-only language models"
+            )
+        self._vocab = llama_cpp.llama_model_get_vocab(model)
+        self.n_vocab = int(llama_cpp.llama_vocab_n_tokens(self._vocab))
+        self.n_embd = int(llama_cpp.llama_model_n_embd(model))
+        self.n_layer = int(llama_cpp.llama_model_n_layer(model))
+        self.n_ctx_train = int(llama_cpp.llama_model_n_ctx_train(model))
+        return model
+
+    def _make_context(self) -> llama_cpp.llama_context_p:
+        params = llama_cpp.llama_context_default_params()
+        # One graph per decode: a chunk is never split, so every stream point is seen exactly once.
+        params.n_ctx = params.n_batch = params.n_ubatch = self.options.n_ctx
+        params.n_threads = params.n_threads_batch = self.options.n_threads
+        self._callback = llama_cpp.ggml_backend_sched_eval_callback(self._on_node)
+        self._abort = llama_cpp.ggml_abort_callback(lambda _data: self._stop)
+        self._stop = False
+        params.cb_eval = self._callback
+        params.abort_callback = self._abort
+        context = llama_cpp.llama_init_from_model(self._model, params)
+        if not context:
+            raise NativeError(f"llama.cpp cannot make a context for {self.path.name}: {log.reason()}")
+        self._stack.callback(llama_cpp.llama_free, context)
+        self._batch = llama_cpp.llama_batch_init(self.options.n_ctx, 0, 1)
+        self._stack.callback(llama_cpp.llama_batch_free, self._batch)
+        return context
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Free batch, context and model, in this order."""
+        self._stack.close()
+
+    def tokenize(self, text: bytes) -> list[int]:
+        """Token ids of UTF-8 text, with BOS where the model's rule wants one; special tokens in the text stay text."""
+        capacity = len(text) + 8
+        out = (llama_cpp.llama_token * capacity)()
+        n = llama_cpp.llama_tokenize(self._vocab, text, len(text), out, capacity, True, False)
+        if n < 0:
+            raise InputError(f"the text cannot be tokenized by {self.path.name} (llama.cpp returned {n})")
+        return list(out[:n])
+
+    def bos(self) -> int | None:
+        """The token every chunk starts with, or None when the model adds none."""
+        if not llama_cpp.llama_vocab_get_add_bos(self._vocab):
+            return None
+        token = int(llama_cpp.llama_vocab_bos(self._vocab))
+        return token if token >= 0 else None
+
+    def decode(self, tokens: Sequence[int], tap: Tap | None = None, start: int = 0) -> Floats:
+        """Run the model over tokens at positions start, start+1, ...
+
+        Args:
+            tokens: At most n_ctx token ids.
+            tap: Sees (and may overwrite) the nodes it asks for.
+            start: 0 clears the memory first; otherwise the tokens follow those already decoded.
+
+        Returns:
+            Logits [len(tokens), n_vocab], float32. A view of llama.cpp's buffer: valid until the next decode.
+
+        Raises:
+            NativeError: the decode failed, or computed no logits.
+        """
+        self._run(tokens, tap, start)
+        logits = llama_cpp.llama_get_logits(self._context)
+        if not logits:
+            raise NativeError(f"{self.path.name}: llama.cpp computed no logits")
+        view = np.ctypeslib.as_array(logits, shape=(len(tokens), self.n_vocab))
+        if view[-1].min() == view[-1].max():
+            raise UnsupportedError(
+                f"{self.path.name}: all logits are equal ({view[-1, 0]:g})",
+                "an embedding-only model, or damaged weights, has no next-token distribution to measure",
+            )
+        return view
+
+    def record(self, tokens: Sequence[int]) -> Graph:
+        """The compute graph of decoding these tokens. Nothing is computed: the decode is aborted once it has been shown."""
+        recorder = _RecordTap(self)
+        self._run(tokens, recorder, 0, may_abort=True)
+        return recorder.recorder.graph()
+
+    def _run(self, tokens: Sequence[int], tap: Tap | None, start: int, *, may_abort: bool = False) -> None:
+        if not 0 < len(tokens) <= self.options.n_ctx:  # llama.cpp would abort the process (DESIGN.md fact 17)
+            raise NativeError(f"{len(tokens)} tokens do not fit a batch of {self.options.n_ctx}")
+        if start == 0:
+            llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._context), True)
+        self._fill_batch(tokens, start)
+        self._tap, self._failure, self._stop = tap, None, False
+        log.clear()
+        try:
+            code = llama_cpp.llama_decode(self._context, self._batch)
+            llama_cpp.llama_synchronize(self._context)
+        finally:
+            self._tap = None
+        if self._failure is not None:
+            raise self._failure
+        aborted = code == 2
+        if code != 0 and not (may_abort and aborted):
+            raise NativeError(f"{self.path.name}: llama_decode returned {code}: {log.reason()}")
+
+    def stop(self) -> None:
+        """Abort the running decode at its next node; called by a tap."""
+        self._stop = True
+
+    def _fill_batch(self, tokens: Sequence[int], start: int) -> None:
+        batch = self._batch
+        batch.n_tokens = len(tokens)
+        for i, token in enumerate(tokens):
+            batch.token[i] = token
+            batch.pos[i] = start + i
+            batch.n_seq_id[i] = 1
+            batch.seq_id[i][0] = 0
+            batch.logits[i] = 1  # every token, or the last layer has fewer rows than the others (DESIGN.md fact 6)
+
+    def _on_node(self, address: int, ask: bool, _data: object) -> bool:
+        tap = self._tap
+        if tap is None:
+            return not ask
+        try:
+            if ask:
+                return tap.ask(address)
+            tap.see(address)
+        except BaseException as error:  # noqa: BLE001 - nothing may leave a C callback; raised again after the decode
+            self._failure = error
+            self._tap = None
+            return False
+        return True
+
+
+class _RecordTap:
+    """Records every node, then stops the decode before anything is computed."""
+
+    def __init__(self, session: Session) -> None:
+        self.recorder = Recorder()
+        self._session = session
+
+    def ask(self, address: int) -> bool:
+        self.recorder.add(address)
+        self._session.stop()
+        return False
+
+    def see(self, address: int) -> None:
+        """Never called: nothing is asked for."""
+
+
+__all__ = ["Floats", "Session", "SessionOptions", "Tap", "ggml", "log", "system_info"]

@@ -1,0 +1,284 @@
+"""A realistic Result made by code: 6 layers, 13 stream points, 2 levels, with gaps, fallbacks and warnings.
+
+The numbers hang together: ledger shares add up to 1, growth is the ratio of neighbouring drifts, type shares add up
+to the file, gap shares are KLD over the level's KLD. Nothing here is random, so golden files stay the same.
+"""
+
+from __future__ import annotations
+
+import math
+
+from qres import records as r
+
+N_LAYER = 6
+BRANCHES = ("attention", "ffn")
+WEIGHTS = {"attention": ("attn_q", "attn_k", "attn_v", "attn_output"), "ffn": ("ffn_gate", "ffn_up", "ffn_down")}
+UNIT_BYTES_16 = {"attention": 1_769_472, "ffn": 5_308_416, "embedding": 56_623_104, "head": 56_623_104}
+REFERENCE_RATIO = (3.42, 1.21, 0.31, 0.44, 0.18, 0.29, 0.14, 0.22, 0.12, 0.24, 0.21, 0.93)
+
+
+def example() -> r.Result:
+    """Two levels of a small model; Q4_K_M is recommended."""
+    levels = (_level("Q4_K_M", 1.0), _level("Q8_0", 0.055))
+    return r.Result(
+        schema_version=r.SCHEMA_VERSION,
+        reference=r.Reference(
+            path="models/SmolLM2-6L-F16.gguf",
+            name="SmolLM2 6L",
+            architecture="llama",
+            norm_placement="pre",
+            n_layer=N_LAYER,
+            n_embd=576,
+            n_vocab=49_152,
+            n_ctx_train=8192,
+            bytes=99_090_432,
+            bpw=16.0,
+            types=(r.TypeShare("F16", 43, 49_541_184, 99_082_368), r.TypeShare("F32", 13, 7_488, 29_952)),
+            is_16bit=True,
+        ),
+        settings=r.Settings(
+            qres_version="0.1.0",
+            llama_cpp="0.3.36",
+            system="CPU : SSE3 = 1 | AVX2 = 1 | LLAMAFILE = 1",
+            n_ctx=512,
+            chunks=8,
+            rank_chunks=2,
+            scored_tokens=2040,
+            text="built-in text, 8 chunks",
+            rank_text="built-in text, 2 other chunks",
+            unused_tokens=211,
+            massive_tokens=9,
+            threads=2,
+            n_gpu_layers=0,
+            units="ranked",
+            elapsed_s=74.3,
+        ),
+        noise_floor=r.NoiseFloor(kld_mean=1.8e-4, drift_median=4.1e-4),
+        stream=_stream(),
+        levels=levels,
+        comparisons=(r.Comparison("Q4_K_M", "Q8_0", 0.05506, 0.0031),),
+        deployment=_deployment(),
+        device_advice=(
+            r.DeviceAdvice("phone, 4 GB", 4096, "Q4_K_M", 0.0582, "the least KLD of the levels that fit"),
+            r.DeviceAdvice("laptop, 16 GB", 8192, "Q8_0", 0.00314, "the least KLD of the levels that fit"),
+            r.DeviceAdvice("watch, 64 MB", 2048, None, None, "no measured level fits"),
+        ),
+        assumptions=("The cache is 16 bit.", "A phone leaves half of its memory to one application."),
+        verdict=r.Verdict(
+            level="Q4_K_M",
+            headline="Ship Q4_K_M: 39.8 MiB, KLD 0.0582, the same first token at 88.6 % of positions.",
+            keep="Keep head and 0.ffn at 16 bit if you have 74.1 MiB more: that recovers 57 % of the damage.",
+            details="Most of the damage is in the head; drift grows in layer 0 and hardly after it.",
+        ),
+        skipped=(
+            r.Skipped("Q2_K", "llama.cpp could not make it: rows of 576 are not a multiple of 256"),
+            r.Skipped("2.attention at Q4_K_M", "outside the default budget of 12 units"),
+        ),
+        warnings=("Q4_K_M: 18 of 43 tensors are on a fallback type.", "Only 8 chunks: standard errors are rough."),
+    )
+
+
+def _level(name: str, scale: float) -> r.Level:
+    points = _points(scale)
+    units = _units(scale, points)
+    kld = 0.0582 if name == "Q4_K_M" else 0.00314
+    quantized = name == "Q4_K_M"
+    return r.Level(
+        name=name,
+        path=f"models/SmolLM2-6L-{name}.gguf",
+        file_type=name,
+        bytes=41_706_240 if quantized else 52_666_368,
+        bpw=6.17 if quantized else 8.5,
+        nominal_bpw=4.84 if quantized else 8.5,
+        types=(
+            (
+                r.TypeShare("Q8_0", 1, 28_311_552, 30_081_024),
+                r.TypeShare("Q5_0", 30, 15_925_248, 8_958_464),
+                r.TypeShare("Q4_K", 12, 5_304_384, 2_636_800),
+                r.TypeShare("F32", 13, 7_488, 29_952),
+            )
+            if quantized
+            else (r.TypeShare("Q8_0", 43, 49_541_184, 52_636_416), r.TypeShare("F32", 13, 7_488, 29_952))
+        ),
+        fallback_tensors=tuple(
+            r.Fallback(f"blk.{layer}.{tensor}.weight", "Q4_K", "Q5_0", "rows of 576 are not a multiple of 256")
+            for layer in range(N_LAYER)
+            for tensor in ("attn_q", "ffn_gate", "ffn_up")
+        )
+        if quantized
+        else (),
+        output=_output(kld, quantized),
+        points=points,
+        units=units,
+        keep_16bit=_keep(kld) if quantized else (),
+        keep_check=r.KeepCheck(("head", "0.ffn"), 0.0573, 0.0246, 0.571, 77_679_616) if quantized else None,
+        rank_correlation=r.RankCorrelation(13, 0.2, 0.41, 0.55, 0.88, -0.11) if quantized else None,
+        additivity=r.Additivity(0.0575, None, 0.0571) if quantized else None,
+    )
+
+
+def _points(scale: float) -> tuple[r.Point, ...]:
+    drifts = [0.052 * scale * (1 + 0.35 * math.sin(j * 0.9) + 0.05 * j) for j in range(2 * N_LAYER + 1)]
+    weights = [1.0 + 0.6 * math.cos(j) + (3.0 if j == 12 else 0.0) for j in range(2 * N_LAYER + 1)]
+    weights[5] = -0.4
+    total = sum(weights)
+    points = []
+    for j in range(2 * N_LAYER + 1):
+        share = weights[j] / total
+        local = scale * (0.061 + 0.02 * math.sin(1.7 * j))
+        layer, branch = (None, "embedding") if j == 0 else ((j - 1) // 2, BRANCHES[(j - 1) % 2])
+        ratio = None if j == 0 else REFERENCE_RATIO[j - 1]
+        points.append(
+            r.Point(
+                index=j,
+                layer=layer,
+                branch=branch,
+                label="embedding" if layer is None else f"{layer}.{branch}",
+                weights=("token_embd.weight",)
+                if layer is None
+                else tuple(f"blk.{layer}.{name}.weight" for name in WEIGHTS[branch]),
+                ratio_median=None if ratio is None else ratio * (1 + 0.04 * scale * math.cos(j)),
+                ratio_p95=None if ratio is None else ratio * 1.7,
+                reference_ratio_median=ratio,
+                drift_median=drifts[j],
+                drift_p95=drifts[j] * 2.1,
+                drift_growth=None if j == 0 else drifts[j] / drifts[j - 1],
+                cosine_median=1 - drifts[j] ** 2 / 2,
+                sqnr_db=-20 * math.log10(drifts[j]),
+                local_error_median=None if j == 7 else local,
+                injected_error_median=None if j == 7 else local * (ratio or 1.0) / (1 + (ratio or 0.0)),
+                ledger_share=share,
+                generated_share=share * (0.7 if j < 6 else 0.25),
+                absmax=23_650.0 if j >= 6 else 24.0 + j,
+            )
+        )
+    return tuple(points)
+
+
+def _units(scale: float, points: tuple[r.Point, ...]) -> tuple[r.Unit, ...]:
+    units = [_unit("embedding", "embedding", None, "embedding", 0.0021 * scale, points[0], scale)]
+    for j, point in enumerate(points[1:], 1):
+        kld = scale * 0.0009 * (1 + 2.5 / j) * (1.6 if point.branch == "ffn" else 1.0)
+        kld = 0.0094 * scale if j == 2 else kld
+        missing = j == 5
+        units.append(_unit(point.label, "branch", point.layer, point.branch, None if missing else kld, point, scale))
+    units.append(_unit("head", "head", None, "head", 0.0238 * scale, None, scale))
+    return tuple(units)
+
+
+def _unit(
+    name: str, kind: str, layer: int | None, branch: str, kld: float | None, point: r.Point | None, scale: float
+) -> r.Unit:
+    share = 0.42 if scale == 1.0 else 0.53
+    return r.Unit(
+        unit=name,
+        kind=kind,
+        layer=layer,
+        branch=branch,
+        kld=kld,
+        kld_se=None if kld is None else 0.11 * kld,
+        method="outside the default budget" if kld is None else ("forced" if kind == "head" else "patched"),
+        injected_error=point.injected_error_median if point else None,
+        local_error=point.local_error_median if point else None,
+        ratio=point.ratio_median if point else None,
+        drift=point.drift_median if point else None,
+        bytes_at_level=round(UNIT_BYTES_16[branch] * share),
+        bytes_at_16bit=UNIT_BYTES_16[branch],
+    )
+
+
+def _keep(kld: float) -> tuple[r.Keep, ...]:
+    rows = (
+        ("head", "F16", 0.0238, 74_608_640, 1.0, True, "half of the damage; the head is the embedding matrix too"),
+        ("0.ffn", "BF16", 0.0094, 3_070_976, 0.98, True, "its output is larger than the stream it adds to"),
+        ("0.attention", "F16", 0.00315, 1_026_304, 0.61, False, "the next larger level buys more per byte"),
+        ("1.ffn", "F16", 0.00012, 3_070_976, None, False, "cannot be told from arithmetic noise"),
+    )
+    return tuple(
+        r.Keep(unit, kind, recovered, recovered / kld, added, confidence, worth, reason)
+        for unit, kind, recovered, added, confidence, worth, reason in rows
+    )
+
+
+def _output(kld: float, quantized: bool) -> r.Output:
+    return r.Output(
+        tokens=2040,
+        chunks=8,
+        kld_mean=kld,
+        kld_se=kld * 0.07,
+        kld_median=kld * 0.55,
+        kld_p90=kld * 2.3,
+        kld_p95=kld * 3.4,
+        kld_p99=kld * 7.8,
+        kld_p999=kld * 19,
+        kld_max=kld * 41,
+        same_top=0.886 if quantized else 0.974,
+        same_top_se=0.006 if quantized else 0.003,
+        ppl=19.31 if quantized else 18.52,
+        ppl_reference=18.49,
+        ln_ppl_ratio=math.log(19.31 / 18.49) if quantized else math.log(18.52 / 18.49),
+        ln_ppl_ratio_se=0.0042 if quantized else 0.0009,
+        ln_ppl_correlation=0.9921 if quantized else 0.9996,
+        rms_delta_p=0.058 if quantized else 0.0131,
+        mean_delta_p=-0.0041 if quantized else -0.0001,
+        delta_p_p05=-0.091 if quantized else -0.019,
+        delta_p_median=0.0,
+        delta_p_p95=0.067 if quantized else 0.018,
+        by_position=tuple(
+            r.Group(label, 510, kld * factor, 0.886 if quantized else 0.974)
+            for label, factor in (("256-319", 1.06), ("320-383", 1.01), ("384-447", 0.98), ("448-510", 0.95))
+        ),
+        by_confidence=(
+            r.Group("below 50 %", 1203, kld * 1.4, 0.82 if quantized else 0.96),
+            r.Group("50 % to 90 %", 540, kld * 0.6, 0.97 if quantized else 0.99),
+            r.Group("90 % and more", 297, kld * 0.11, 1.0),
+            r.Group("not finite", 0, None, None),
+        ),
+        kld_histogram=_histogram(kld),
+        nonfinite_tokens=0,
+    )
+
+
+def _histogram(kld: float) -> r.Histogram:
+    edges = tuple(10 ** (-6 + j / 4) for j in range(30))
+    centre = math.log10(kld * 0.55)
+    weights = [math.exp(-(((-6 + (j + 0.5) / 4) - centre) ** 2) / 0.6) for j in range(29)]
+    counts = [math.floor(2040 * weight / sum(weights)) for weight in weights]
+    counts[counts.index(max(counts))] += 2040 - sum(counts)
+    return r.Histogram(edges, tuple(counts))
+
+
+def _stream() -> tuple[r.Health, ...]:
+    rows = []
+    for j in range(2 * N_LAYER + 1):
+        layer, branch = (None, "embedding") if j == 0 else ((j - 1) // 2, BRANCHES[(j - 1) % 2])
+        absmax = 23_650.0 if j >= 6 else 24.0 + j
+        rows.append(
+            r.Health(
+                index=j,
+                layer=layer,
+                branch=branch,
+                label="embedding" if layer is None else f"{layer}.{branch}",
+                norm_median=18.2 + 9.4 * j,
+                mean=0.003 * j,
+                variance=0.58 + 0.9 * j,
+                absmax=absmax,
+                kurtosis=None if j == 3 else 3.2 + 1.7 * j,
+                participation=412.0 - 21 * j,
+                f16_headroom=65_504 / absmax,
+            )
+        )
+    return tuple(rows)
+
+
+def _deployment() -> tuple[r.Deployment, ...]:
+    rows = []
+    devices = (("phone, 4 GB", 4 * 2**30, 2 * 2**30, 4096), ("watch, 64 MB", 64 * 2**20, 32 * 2**20, 2048))
+    for device, ram, usable, n_ctx in devices:
+        for level, weights in (("Q4_K_M", 41_706_240), ("Q8_0", 52_666_368)):
+            cache, compute = n_ctx * 4608, 104_857_600
+            needed = weights + cache + compute
+            rows.append(
+                r.Deployment(device, ram, usable, n_ctx, level, weights, cache, compute, needed, needed <= usable)
+            )
+    return tuple(rows)
