@@ -10,11 +10,14 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from qres import gguf_kind, levels
 from qres.errors import InputError, UnsupportedError
 from qres.gguf_header import Digest, Header, Tensor, Value, read_header, show
-from qres.records import Fallback, TypeShare
+
+if TYPE_CHECKING:  # the records cost more time to import than this module: left until one is made
+    from qres.records import Fallback, TypeShare
 
 __all__ = [
     "Digest",
@@ -100,6 +103,8 @@ class Inventory:
     @property
     def types(self) -> tuple[TypeShare, ...]:
         """What each tensor type holds, most bytes first."""
+        from qres.records import TypeShare
+
         names = dict.fromkeys(tensor.type for tensor in self.tensors)
         shares = []
         for name in names:
@@ -217,9 +222,12 @@ _UNIQUE_ORIGIN = {
 def fallbacks(inventory: Inventory) -> tuple[Fallback, ...]:
     """The tensors whose rows do not fit the level's 256-weight blocks, and what they became.
 
-    Read back from the file: a tensor of a fallback type with rows that are no multiple of 256. A tensor that was given
-    such a type on purpose (`--tensor-type`) cannot be told from one.
+    Read back from the file: a tensor of a fallback type with rows that are no multiple of 256. One that was given such
+    a type on purpose (`--tensor-type`) cannot be told apart. Counts the head too, which llama.cpp makes Q8_0 for the
+    same reason without logging it. Where several types share a fallback, the wanted one is the level's base.
     """
+    from qres.records import Fallback
+
     level = levels.LEVELS_BY_NAME.get(inventory.file_type)
     if level is None or level.base in _SIXTEEN_BIT:
         return ()
@@ -237,8 +245,10 @@ def fallbacks(inventory: Inventory) -> tuple[Fallback, ...]:
 def _wanted(tensor: Tensor, level: levels.Level) -> str | None:
     """The type that the level asked for where `tensor.type` is its fallback."""
     if levels.TYPE_TRAITS[level.base].block_size != 256:
-        # Q4_0, Q4_1, Q5_0, Q5_1: llama.cpp takes a 256-block type for the head only, and other 32-block types by choice.
+        # Q4_0 to Q5_1: llama.cpp takes a 256-block type for the head only, and mixes in other 32-block types by choice.
         return "Q6_K" if tensor.type == "Q8_0" and level.base != "MXFP4" else None
+    if tensor.type == "Q4_0" and level.base == "Q2_K":
+        return "Q2_K or Q3_K"  # the recipe mixes both, and both fall back to Q4_0
     if levels.FALLBACK.get(level.base) == tensor.type:
         return level.base
     if tensor.type == "Q4_0" and level.base.startswith("IQ"):
@@ -259,7 +269,7 @@ def bytes_at(tensor: Tensor, type_name: str) -> int:
 
 
 def require_language_model(inventory: Inventory, role: str) -> None:
-    """Refuse a file whose next-token output cannot be measured; `role` (`reference`, `quantized`) goes into the message.
+    """Refuse a file whose next-token output cannot be measured; the message calls it by its role (`reference`, ...).
 
     Raises:
         InputError: not a model: LoRA, mmproj, importance matrix, control vector, vocabulary, no architecture.

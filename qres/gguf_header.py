@@ -137,9 +137,9 @@ def read_header(path: Path, shard: int = 0) -> Header:
 
 
 def show(text: object) -> str:
-    """Text from a file or path, fit for one line of a message: no control characters, not longer than 120."""
+    """Text fit for one line of a message: no control characters, and not longer than 120 unless it is a path."""
     line = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in str(text))
-    return line if len(line) <= 120 else f"{line[:60]}...{line[-50:]}"
+    return line if len(line) <= 120 or isinstance(text, Path) else f"{line[:60]}...{line[-50:]}"
 
 
 class _Reader:

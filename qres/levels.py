@@ -7,7 +7,7 @@ holds is read from the file (`qres.gguf_file`), never derived from its level.
 
 from __future__ import annotations
 
-import difflib
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from qres.errors import UsageError
@@ -180,8 +180,7 @@ def parse(name: str) -> Level:
     level = LEVELS_BY_NAME.get(_ALIASES.get(wanted, wanted))
     if level is not None:
         return level
-    close = difflib.get_close_matches(wanted, LEVELS_BY_NAME, n=3, cutoff=0.6)
-    message = f"unknown level {name!r}" + (f", did you mean {' or '.join(close)}?" if close else "")
+    message = f"unknown level {name!r}{_did_you_mean(wanted, LEVELS_BY_NAME)}"
     makeable = ", ".join(level.name for level in LEVELS if not level.needs_imatrix)
     raise UsageError(message, f"levels: {makeable}")
 
@@ -206,11 +205,19 @@ def fitting_type(name: str, row: int) -> str:
     """
     traits = TYPE_TRAITS.get(name)
     if traits is None or traits.removed:
-        close = difflib.get_close_matches(name.upper(), [t.name for t in _TYPES if not t.removed], n=3)
-        raise UsageError(f"unknown tensor type {name!r}", f"did you mean {' or '.join(close)}?" if close else "")
+        known = [t.name for t in _TYPES if not t.removed]
+        raise UsageError(f"unknown tensor type {name!r}{_did_you_mean(name.upper(), known)}")
     if row % traits.block_size == 0:
         return name
     fallback = FALLBACK.get(name)
     if fallback is None and traits.block_size > 32:
         raise UsageError(f"rows of {row} do not hold whole {name} blocks of {traits.block_size}", "take another type")
     return fallback if fallback and row % TYPE_TRAITS[fallback].block_size == 0 else "F16"
+
+
+def _did_you_mean(wanted: str, known: Iterable[str]) -> str:
+    """The end of a message about a name that does not exist."""
+    import difflib  # only when something was misspelled
+
+    close = difflib.get_close_matches(wanted, known, n=3)
+    return f", did you mean {' or '.join(close)}?" if close else ""

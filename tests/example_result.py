@@ -156,18 +156,20 @@ def _points(scale: float) -> tuple[r.Point, ...]:
 
 
 def _units(scale: float, points: tuple[r.Point, ...]) -> tuple[r.Unit, ...]:
-    units = [_unit("embedding", "embedding", None, "embedding", 0.0021 * scale, points[0], scale)]
+    units = [_unit("embedding", "embedding", None, "embedding", 0.0021 * scale, point=points[0], scale=scale)]
     for j, point in enumerate(points[1:], 1):
         kld = scale * 0.0009 * (1 + 2.5 / j) * (1.6 if point.branch == "ffn" else 1.0)
         kld = 0.0094 * scale if j == 2 else kld
         missing = j == 5
-        units.append(_unit(point.label, "branch", point.layer, point.branch, None if missing else kld, point, scale))
-    units.append(_unit("head", "head", None, "head", 0.0238 * scale, None, scale))
+        units.append(
+            _unit(point.label, "branch", point.layer, point.branch, None if missing else kld, point=point, scale=scale)
+        )
+    units.append(_unit("head", "head", None, "head", 0.0238 * scale, point=None, scale=scale))
     return tuple(units)
 
 
 def _unit(
-    name: str, kind: str, layer: int | None, branch: str, kld: float | None, point: r.Point | None, scale: float
+    name: str, kind: str, layer: int | None, branch: str, kld: float | None, *, point: r.Point | None, scale: float
 ) -> r.Unit:
     share = 0.42 if scale == 1.0 else 0.53
     return r.Unit(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,6 +51,7 @@ class _Log:
 
     def __init__(self) -> None:
         self.lines: list[str] = []
+        self.on_line: Callable[[str], None] | None = None
         self._partial = ""
         self._callback = llama_cpp.llama_log_callback(self._write)
         llama_cpp.llama_log_set(self._callback, ctypes.c_void_p(0))
@@ -58,7 +59,10 @@ class _Log:
     def _write(self, _level: int, text: bytes, _data: object) -> None:
         os.write(2, text)
         *lines, self._partial = (self._partial + text.decode(errors="replace")).split("\n")
-        self.lines = (self.lines + lines)[-400:]
+        self.lines = (self.lines + lines)[-1000:]
+        if self.on_line:
+            for line in lines:
+                self.on_line(line)
 
     def reason(self) -> str:
         """The most telling recent line: the last that speaks of a failure, without the function it comes from."""

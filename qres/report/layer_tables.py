@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from qres.records import KeepCheck, Level, Point, RankCorrelation, Result
-from qres.report.numbers import (
+from qres.report.formatting import (
     NA,
     against_floor,
     fixed,
     mib,
     percent,
-    plus_minus,
     significant,
 )
 from qres.report.table import Cell, Column, Table, number, table, text
@@ -49,7 +48,7 @@ def points(result: Result, level: Level) -> Table:
         "add up to 100 %; a negative share pulls back towards the reference."
     )
     title = f"{level.name}: every stream point"
-    return table(f"points-{level.name}", title, columns, rows, note, folded=True)
+    return table(f"points-{level.name}", title, columns, rows, note=note, folded=True)
 
 
 def units(result: Result, level: Level) -> Table:
@@ -86,19 +85,19 @@ def units(result: Result, level: Level) -> Table:
         f"ranking text ({result.settings.rank_text})."
     )
     title = f"{level.name}: every unit quantized alone"
-    return table(f"units-{level.name}", title, columns, rows, note, folded=len(level.units) > 12)
+    return table(f"units-{level.name}", title, columns, rows, note=note, folded=len(level.units) > 12)
 
 
 def keep(result: Result, level: Level) -> Table:
     """What to keep at 16 bit, best first, with the running cost."""
     columns = (
-        Column("#"),
         Column("unit", "text"),
+        Column("rank"),
         Column("as", "text"),
         Column("KLD recovered"),
         Column("of the gap"),
         Column("+MiB"),
-        Column("+MiB in all"),
+        Column("+MiB so far"),
         Column("confidence"),
         Column("worth it", "text"),
         Column("reason", "text"),
@@ -109,8 +108,8 @@ def keep(result: Result, level: Level) -> Table:
         total += row.bytes_added
         rows.append(
             (
-                number(place, str(place)),
                 text(row.unit),
+                number(place, str(place)),
                 text(row.type),
                 number(row.kld_recovered, against_floor(row.kld_recovered, result.noise_floor.kld_mean)),
                 number(row.gap_share, percent(row.gap_share)),
@@ -123,7 +122,7 @@ def keep(result: Result, level: Level) -> Table:
         )
     marked = [index for index, row in enumerate(level.keep_16bit) if row.worth_it]
     note = f"{_cut(level)} {keep_check(result, level)}".strip()
-    return table(f"keep-{level.name}", f"{level.name}: what to keep at 16 bit", columns, rows, note, marked)
+    return table(f"keep-{level.name}", f"{level.name}: the ordered list", columns, rows, note=note, marked=marked)
 
 
 def keep_check(result: Result, level: Level) -> str:
@@ -165,7 +164,7 @@ def health(result: Result) -> Table:
         "Tokens with massive activations are left out, except for the largest value. Kurtosis is 3 for a normal "
         "distribution; channels in use is the participation ratio; headroom is 65504 over the largest value."
     )
-    return table("health", "Stream health of the reference", columns, rows, note, folded=len(result.stream) > 8)
+    return table("health", "Stream health of the reference", columns, rows, note=note, folded=len(result.stream) > 8)
 
 
 def rank_correlations(result: Result) -> Table:
@@ -187,13 +186,15 @@ def rank_correlations(result: Result) -> Table:
         "Spearman correlation with the measured KLD of the same units: 1 is the same order, 0 is no relation. "
         "Drift is a screen; KLD decides."
     )
-    return table("ranks", "Which cheap measure predicts the damage?", columns, rows, note)
+    return table("ranks", "Which cheap measure predicts the damage?", columns, rows, note=note)
 
 
 def rank_sentence(level: Level) -> str:
     """The rank correlation of one level in words."""
     ranks = level.rank_correlation
-    known = [] if ranks is None else [(words, value) for words, value in _correlations(ranks) if value is not None]
+    if ranks is None:
+        return f"{level.name}: no rank correlation was computed."
+    known = [(words, value) for words, value in _correlations(ranks) if value is not None]
     if not known:
         return f"{level.name}: no rank correlation, fewer than 4 units were measured."
     best, value = max(known, key=lambda pair: pair[1])
@@ -228,7 +229,7 @@ def additivity(result: Result) -> Table:
         "On the ranking text. The sum exists only when every unit was measured; the last column adds the errors of "
         "all branches and the embedding to the reference at once, without the head."
     )
-    return table("additivity", "Do single damages add up?", columns, rows, note)
+    return table("additivity", "Do single damages add up?", columns, rows, note=note)
 
 
 def _point_row(point: Point, floor: float | None) -> tuple[Cell, ...]:

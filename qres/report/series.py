@@ -1,4 +1,4 @@
-"""The rows that the charts draw, taken from a Result. A value that does not exist has no row.
+"""The rows that the charts draw, taken from a Result. A value that does not exist is None or has no row.
 
 The horizontal place of a point is its layer plus a fraction for each further branch of the layer: with two branches,
 attention of layer 3 is at 3 and its ffn at 3.5. The embedding is at -1, the head one past the last layer.
@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from typing import Any
 
 from qres.records import Histogram, Level, Result, Unit
-from qres.report.numbers import percent, plus_minus, significant
+from qres.report.formatting import percent, plus_minus, significant
 
-Row = dict[str, float | int | str]
+Row = dict[str, Any]
+"""Field to value; a value of None breaks the line that would pass there."""
 
 EMBEDDING_PLACE = -1.0
 INJECTED = "injected into the stream"
@@ -54,7 +56,7 @@ def ratios(result: Result) -> list[Row]:
                 ("reference", point.reference_ratio_median),
                 ("quantized", point.ratio_median),
             ):
-                if value is not None and value > 0:
+                if point.branch != "embedding":
                     rows.append(
                         {
                             "level": level.name,
@@ -62,7 +64,7 @@ def ratios(result: Result) -> list[Row]:
                             "branch": point.branch,
                             "label": point.label,
                             "model": model,
-                            "value": value,
+                            "value": _positive(value),
                             "p95": significant(point.ratio_p95) if model == "quantized" else "",
                         }
                     )
@@ -76,13 +78,12 @@ def drifts(result: Result) -> list[Row]:
             "level": level.name,
             "place": place,
             "label": point.label,
-            "value": point.drift_median,
+            "value": _positive(point.drift_median),
             "p95": significant(point.drift_p95),
             "sqnr": significant(point.sqnr_db),
         }
         for level in result.levels
         for place, point in zip(places([point.layer for point in level.points]), level.points, strict=True)
-        if point.drift_median is not None and point.drift_median > 0
     ]
 
 
@@ -95,7 +96,7 @@ def own_errors(result: Result) -> list[Row]:
                 (INJECTED, point.injected_error_median),
                 (LOCAL, point.local_error_median),
             ):
-                if value is not None and value > 0 and point.branch != "embedding":
+                if point.branch != "embedding":
                     rows.append(
                         {
                             "level": level.name,
@@ -103,7 +104,7 @@ def own_errors(result: Result) -> list[Row]:
                             "branch": point.branch,
                             "label": point.label,
                             "measure": measure,
-                            "value": value,
+                            "value": _positive(value),
                         }
                     )
     return rows
@@ -196,6 +197,16 @@ def means(result: Result) -> list[Row]:
         for level in result.levels
         if level.output.kld_mean is not None and level.output.kld_mean > 0
     ]
+
+
+def drawable(rows: Sequence[Row]) -> bool:
+    """Whether any row has a value."""
+    return any(row["value"] is not None for row in rows)
+
+
+def _positive(value: float | None) -> float | None:
+    """The value where a logarithmic axis can show it."""
+    return value if value is not None and value > 0 else None
 
 
 def _unit_places(level: Level, n_layer: int) -> list[float]:

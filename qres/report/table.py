@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from qres.report.numbers import NA
+from qres.report.formatting import NA
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,7 @@ def table(
     title: str,
     columns: Sequence[Column],
     rows: Iterable[Sequence[Cell]],
+    *,
     note: str = "",
     marked: Iterable[int] = (),
     folded: bool = False,

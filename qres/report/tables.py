@@ -1,6 +1,6 @@
-"""The tables about levels, files and devices: which numbers are shown, in which words. The same for every medium.
+"""The tables about levels, output and devices: which numbers are shown, in which words. The same for every medium.
 
-Tables by layer are in `layer_tables`. Nothing is measured here; a value below the noise floor is said to be below it.
+Tables by layer are in `layer_tables`, those about files and settings in `file_tables`. Nothing is measured here; a value below the noise floor is said to be below it.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from qres.records import Comparison, Group, Level, Reference, Result
-from qres.report.numbers import (
+from qres.records import Comparison, Group, Level, Result
+from qres.report.formatting import (
     NA,
     against_floor,
     change,
@@ -101,7 +101,8 @@ def levels(result: Result) -> Table:
             )
         )
     marked = [index for index, level in enumerate(result.levels) if level.name == result.verdict.level]
-    return table("levels", "Levels", columns, rows, f"{_floor_sentence(floor)} {_nonfinite(result)}".strip(), marked)
+    note = " ".join(part for part in (_marked(marked), _floor_sentence(floor), _nonfinite(result)) if part)
+    return table("levels", "What each level costs and changes", columns, rows, note=note, marked=marked)
 
 
 def comparisons(result: Result) -> Table:
@@ -119,7 +120,7 @@ def comparisons(result: Result) -> Table:
         "Both levels saw the same tokens, so the difference is known better than either mean. "
         "Below 2 standard errors the order of the two is not established."
     )
-    return table("comparisons", "Paired comparisons", columns, rows, note)
+    return table("comparisons", "Paired comparisons", columns, rows, note=note)
 
 
 def deployment(result: Result) -> Table:
@@ -155,7 +156,7 @@ def deployment(result: Result) -> Table:
         for row in result.deployment
     )
     note = " ".join(("Calculated, not measured on the device. Sizes in MiB.", *result.assumptions))
-    return table("deployment", "Memory on devices", columns, rows, note, folded=len(result.deployment) > 12)
+    return table("deployment", "Memory on devices", columns, rows, note=note, folded=len(result.deployment) > 12)
 
 
 def advice(result: Result) -> Table:
@@ -222,103 +223,8 @@ def by_position(result: Result) -> Table:
 def by_confidence(result: Result) -> Table:
     """Output measures by how sure the reference is."""
     groups = [(level.name, level.output.by_confidence) for level in result.levels]
-    note = "By the probability of the reference's first choice: where the reference is unsure, a changed choice costs less."
+    note = "By the probability of the reference's first choice: where it is unsure, a changed choice costs less."
     return _groups("confidence", "By the reference's confidence", groups, note)
-
-
-def types(result: Result) -> Table:
-    """What each file really holds."""
-    columns = (
-        Column("file", "text"),
-        Column("type", "text"),
-        Column("tensors"),
-        Column("weights"),
-        Column("MiB"),
-        Column("of the file"),
-    )
-    files = [("reference", result.reference.types), *((level.name, level.types) for level in result.levels)]
-    rows = []
-    for name, shares in files:
-        total = sum(share.bytes for share in shares)
-        for share in shares:
-            fraction = share.bytes / total if total else None
-            rows.append(
-                (
-                    text(name),
-                    text(share.type),
-                    number(share.tensors, count(share.tensors)),
-                    number(share.weights, count(share.weights)),
-                    number(share.bytes, mib(share.bytes)),
-                    number(fraction, percent(fraction)),
-                )
-            )
-    return table("types", "Tensor types in the files", columns, rows, _bpw_note(result), folded=len(rows) > 16)
-
-
-def fallbacks(level: Level) -> Table:
-    """Tensors that did not get the type that the level asks for."""
-    columns = (Column("tensor", "code"), Column("wanted", "text"), Column("got", "text"), Column("reason", "text"))
-    rows = ((text(row.tensor), text(row.wanted), text(row.type), text(row.reason)) for row in level.fallback_tensors)
-    size = len(level.fallback_tensors)
-    return table(
-        f"fallbacks-{level.name}",
-        f"{level.name}: tensors on a fallback type",
-        columns,
-        rows,
-        f"{size} of {sum(share.tensors for share in level.types)} tensors could not get the type the level asks for; "
-        "this is why the file is larger than its name says.",
-        folded=size > 8,
-    )
-
-
-def skipped(result: Result) -> Table:
-    """What could not be measured, and why."""
-    columns = (Column("what", "text"), Column("why", "text"))
-    return table("skipped", "Not measured", columns, ((text(row.what), text(row.reason)) for row in result.skipped))
-
-
-def reference(result: Result) -> Table:
-    """The model that everything is compared with."""
-    ref: Reference = result.reference
-    pairs = (
-        ("model", ref.name),
-        ("file", ref.path),
-        ("architecture", ref.architecture),
-        ("normalization", ref.norm_placement),
-        ("layers × width", f"{ref.n_layer} × {ref.n_embd}"),
-        ("vocabulary", count(ref.n_vocab)),
-        ("trained context", count(ref.n_ctx_train)),
-        ("size", f"{mib(ref.bytes)} MiB, {fixed(ref.bpw)} bits per weight"),
-        ("16 bit", "yes" if ref.is_16bit else "no: levels are compared with an already quantized model"),
-    )
-    return _pairs("reference", "Reference", pairs)
-
-
-def settings(result: Result) -> Table:
-    """What was run, enough to run it again."""
-    run = result.settings
-    floor = result.noise_floor
-    pairs = (
-        ("qres", run.qres_version),
-        ("llama-cpp-python", run.llama_cpp),
-        ("system", run.system),
-        ("text for the output", run.text),
-        ("text for ranking units", run.rank_text),
-        ("chunks", f"{run.chunks} of {count(run.n_ctx)} tokens, {run.rank_chunks} more for ranking"),
-        ("scored positions", count(run.scored_tokens)),
-        ("unused tokens", count(run.unused_tokens)),
-        ("massive-activation tokens", f"{count(run.massive_tokens)}, kept out of the medians"),
-        ("noise floor", f"KLD {significant(floor.kld_mean)}, drift {significant(floor.drift_median)}"),
-        ("units", "every unit" if run.units == "all" else f"{run.units}: as many as the default budget allows"),
-        ("threads, GPU layers", f"{run.threads}, {run.n_gpu_layers}"),
-        ("time", f"{count(round(run.elapsed_s))} s"),
-    )
-    return _pairs("settings", "Settings", pairs)
-
-
-def _pairs(name: str, title: str, pairs: tuple[tuple[str, str], ...]) -> Table:
-    columns = (Column("", "text"), Column("value", "text"))
-    return table(name, title, columns, ((text(key), text(value)) for key, value in pairs))
 
 
 def _groups(name: str, title: str, groups: list[tuple[str, tuple[Group, ...]]], note: str) -> Table:
@@ -340,7 +246,7 @@ def _groups(name: str, title: str, groups: list[tuple[str, tuple[Group, ...]]], 
         for level, parts in groups
         for group in parts
     ]
-    return table(f"by-{name}", title, columns, rows, note, folded=len(rows) > 12)
+    return table(f"by-{name}", title, columns, rows, note=note, folded=len(rows) > 12)
 
 
 def _in_floors(value: float | None, floor: float | None) -> str:
@@ -348,6 +254,10 @@ def _in_floors(value: float | None, floor: float | None) -> str:
     if shown == NA:
         return "no noise floor to compare with"
     return "below the noise floor" if shown.startswith("below") else f"{shown} the noise floor"
+
+
+def _marked(marked: list[int]) -> str:
+    return "Marked: the recommended level." if marked else ""
 
 
 def _floor_sentence(floor: float | None) -> str:
@@ -382,10 +292,10 @@ def _told_apart(pair: Comparison) -> str:
     return "no, within 2 standard errors"
 
 
-def _bpw_note(result: Result) -> str:
-    parts = [
-        f"{level.name} is {fixed(level.bpw)} (named {fixed(level.nominal_bpw)})"
-        for level in result.levels
-        if level.nominal_bpw is not None
-    ]
-    return f"Bits per weight, counted in the file: {', '.join(parts)}." if parts else ""
+def drift_floor(floor: float | None) -> str:
+    """What the drift of the reference against itself says about the drifts below it."""
+    if floor is None:
+        return "Drift is a screen, KLD decides. No noise floor of drift was measured."
+    return (
+        f"Drift is a screen, KLD decides. The reference drifts {significant(floor)} from itself: the noise floor here."
+    )

@@ -65,7 +65,7 @@ def _config(colours: dict[str, Any]) -> dict[str, Any]:
         },
         "text": {"color": colours["ink"], "fontSize": 12},
         "style": {
-            "guide": {"stroke": colours["guide"], "strokeWidth": 1, "strokeDash": [2, 3]},
-            "guide-words": {"fill": colours["soft"], "fontSize": 11, "align": "right", "baseline": "bottom"},
+            "guide": {"color": colours["guide"], "strokeWidth": 1, "strokeDash": [2, 3]},
+            "guide-words": {"color": colours["soft"], "fontSize": 11, "align": "right", "baseline": "bottom"},
         },
     }

@@ -105,10 +105,10 @@ def against_floor(value: float | None, floor: float | None, error: float | None 
     """A value with its standard error, followed by a remark when it is below the noise floor.
 
     >>> against_floor(0.0005, 0.001)
-    '0.000500 (below noise floor)'
+    '0.000500 (below floor)'
     """
     text = plus_minus(value, error)
-    return f"{text} (below noise floor)" if is_below(value, floor) else text
+    return f"{text} (below floor)" if is_below(value, floor) else text
 
 
 def is_below(value: float | None, floor: float | None) -> bool:

