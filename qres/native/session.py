@@ -46,6 +46,10 @@ class SessionOptions:
     n_gpu_layers: int = 0
 
 
+_DEBUG_LEVEL = 1
+"""GGML_LOG_LEVEL_DEBUG: hundreds of lines per context, about every buffer."""
+
+
 class _Log:
     """llama.cpp's messages: copied to standard error (the worker keeps it in a file), the last ones kept for errors."""
 
@@ -56,7 +60,9 @@ class _Log:
         self._callback = llama_cpp.llama_log_callback(self._write)
         llama_cpp.llama_log_set(self._callback, ctypes.c_void_p(0))
 
-    def _write(self, _level: int, text: bytes, _data: object) -> None:
+    def _write(self, level: int, text: bytes, _data: object) -> None:
+        if level == _DEBUG_LEVEL:
+            return
         os.write(2, text)
         *lines, self._partial = (self._partial + text.decode(errors="replace")).split("\n")
         self.lines = (self.lines + lines)[-1000:]

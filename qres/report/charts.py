@@ -19,7 +19,7 @@ from qres.report.series import Row
 
 HEIGHT = 270
 IMAGE_WIDTH = 720
-DOT = 22
+DOT = 16
 _EXPORTS = "window.vegaEmbed = vegaEmbed;"
 BOTH_THEMES = "#7d868f"
 """A grey that reads on light and on dark, for the one legend that Vega gives no colour from the theme."""
@@ -92,8 +92,10 @@ def ledger(result: Result) -> Spec | None:
         return None
     chosen = _one_level(result, rows)
     parts = [series.MADE, series.INHERITED]
+    labels = ["emb", *(str(layer) for layer in range(0, result.reference.n_layer, _layer_step(result)))]
+    axis = alt.Axis(labelAngle=0, labelOverlap="greedy", values=labels)
     bars = _chart(rows, chosen).encode(
-        x=alt.X("layer:N", sort=None, title="layer", axis=alt.Axis(labelAngle=0, labelOverlap="greedy")),
+        x=alt.X("layer:N", sort=None, title="layer", axis=axis),
         y=alt.Y("value:Q", title="share of the final drift", axis=alt.Axis(format="~%", tickCount=6)),
         opacity=alt.Opacity("part:O", sort=None, scale=alt.Scale(domain=parts, range=[1, 0.35]), legend=_legend()),
         tooltip=[_tip("layer"), _tip("part"), _tip("value", "share", ".1%")],
@@ -211,11 +213,18 @@ def _floor(value: float | None) -> tuple[Layer, ...]:
     return (_guide(value, "noise floor"),) if value else ()
 
 
+def _layer_step(result: Result) -> int:
+    """Layers from one label to the next, for about a dozen labels."""
+    return max(1, -(-result.reference.n_layer // 12))
+
+
 def _layer_axis(result: Result, rows: Sequence[Row]) -> alt.X:
     last = result.reference.n_layer
-    step = max(1, -(-last // 12))
+    step = _layer_step(result)
     ends = [pick(row["place"] for row in rows) for pick in (min, max)]
-    ticks = [tick for tick in (-1, *range(0, last, step), last) if ends[0] <= tick <= ends[1]]
+    ticks = [
+        tick for tick in (-1, *range(0, last - (step if step > 1 else 0), step), last) if ends[0] <= tick <= ends[1]
+    ]
     words = f"datum.value < 0 ? 'emb' : datum.value === {last} ? 'head' : format(datum.value, 'd')"
     axis = alt.Axis(values=ticks, labelExpr=words, labelOverlap="greedy")
     return alt.X("place:Q", title="layer", scale=alt.Scale(domain=ends, nice=False, padding=10), axis=axis)
@@ -257,7 +266,7 @@ def _dashed(base: alt.Chart, field: str, names: list[str]) -> tuple[alt.Chart, a
     """Lines told apart by their dashes, and dots; the dots' fill would hide the dashes in a common legend."""
     patterns = [[1, 0], [5, 3], [1, 3], [8, 3, 1, 3]]
     scale = alt.Scale(domain=names, range=[patterns[index % len(patterns)] for index in range(len(names))])
-    legend = _legend(symbolType="stroke", symbolSize=300, symbolStrokeColor=BOTH_THEMES)
+    legend = _legend(symbolType="stroke", symbolSize=160, symbolStrokeColor=BOTH_THEMES)
     dash = alt.StrokeDash(f"{field}:N", scale=scale, legend=legend)
     return base.mark_line().encode(strokeDash=dash), base.mark_point(filled=True, size=DOT, opacity=1)
 

@@ -109,7 +109,7 @@ def _table(table: Table) -> str:
     body = "\n".join(lines)
     note = f"\n\n{escape(table.note)}" if table.note else ""
     if table.folded:
-        summary = f"{html.escape(table.title)} ({len(table.rows)} rows)"
+        summary = f"{html.escape(' '.join(table.title.split()))} ({len(table.rows)} rows)"
         return f"<details>\n<summary>{summary}</summary>\n\n{body}{note}\n\n</details>"
     return f"### {escape(table.title)}\n\n{body}{note}"
 

@@ -1,6 +1,7 @@
 """The tables about levels, output and devices: which numbers are shown, in which words. The same for every medium.
 
-Tables by layer are in `layer_tables`, those about files and settings in `file_tables`. Nothing is measured here; a value below the noise floor is said to be below it.
+Tables by layer are in `layer_tables`, those about files and settings in `file_tables`. Nothing is measured here;
+a value below the noise floor is said to be below it.
 """
 
 from __future__ import annotations

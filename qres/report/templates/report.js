@@ -45,7 +45,7 @@
     for (const { name: choice } of charts[name].params ?? []) {
       if (before) view.signal(choice, before.signal(choice));
     }
-    await view.runAsync();
+    await view.resize().runAsync(); // again: how many rows a legend needs is known only once the width is
     before?.finalize();
     drawn.set(name, view);
   };
@@ -54,6 +54,7 @@
     for (const box of document.querySelectorAll("[data-chart]")) await draw(box);
     document.documentElement.dataset.drawn = dark.matches ? "dark" : "light";
   };
+  addEventListener("resize", () => drawn.forEach((view) => view.resize().runAsync()));
   dark.addEventListener("change", drawAll);
   drawAll();
 })();

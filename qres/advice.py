@@ -1,0 +1,173 @@
+"""From measured damage to advice: what to keep at 16 bit, and which level to ship. Pure functions, every threshold explained."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from qres.metrics import clustered_se
+from qres.records import Keep, Level, NoiseFloor, Reference, Verdict
+
+F16_MAX = 65504.0
+RESAMPLES = 1000
+NOISE_FACTOR = 3.0
+"""A unit is listed only if its KLD exceeds the noise floor by this factor and its own standard error twice."""
+
+GOOD_SAME_TOP = 0.90
+GOOD_LN_PPL_RATIO = 0.03
+"""A level counts as good when it puts the same token first as the reference at 90 % of the positions and its perplexity rises by less
+than 3 %, two standard errors included. No law is behind the two numbers: they are where a reader of next-token text starts to notice,
+by our judgement, and every report prints them beside the measured figures so that a reader can judge otherwise."""
+
+
+@dataclass(frozen=True)
+class UnitDamage:
+    """Measured damage of one unit, with what keeping it would cost."""
+
+    unit: str
+    kld_sums: tuple[float, ...]
+    """Sum of KLD over the scored tokens of each ranking chunk."""
+    tokens: tuple[int, ...]
+    bytes_added: int
+    type: str
+    """`F16` or `BF16`."""
+
+    @property
+    def kld(self) -> float:
+        """Mean KLD per token, nats."""
+        return sum(self.kld_sums) / sum(self.tokens)
+
+
+@dataclass(frozen=True)
+class NextLevel:
+    """The uniform alternative to keeping units at 16 bit."""
+
+    name: str
+    kld_recovered: float
+    bytes_added: int
+
+
+def keep_list(
+    units: Sequence[UnitDamage], level_kld: float, noise: float | None, alternative: NextLevel | None
+) -> tuple[Keep, ...]:
+    """What to keep at 16 bit, most KLD recovered per byte first.
+
+    The list is cut (`worth_it` False from there on) where a unit recovers less per byte than the next larger uniform level does.
+
+    Args:
+        units: Measured units that are below 16 bit at this level.
+        level_kld: The level's KLD on the same text.
+        noise: KLD of the reference against itself.
+        alternative: The next larger level, or the reference itself.
+    """
+    floor = NOISE_FACTOR * (noise or 0.0)
+    listed = [u for u in units if u.bytes_added > 0 and u.kld > floor and u.kld > 2 * (_se(u) or 0.0)]
+    listed.sort(key=lambda u: -u.kld / u.bytes_added)
+    rate = alternative.kld_recovered / alternative.bytes_added if alternative and alternative.bytes_added > 0 else 0.0
+    worth = [u.kld / u.bytes_added > rate for u in listed]
+    cut = sum(worth)  # sorted by the same quantity: the first `cut` are worth it
+    confidence = _confidence(listed, cut)
+    return tuple(
+        Keep(
+            unit=u.unit,
+            type=u.type,
+            kld_recovered=u.kld,
+            gap_share=u.kld / level_kld if level_kld > 0 else 0.0,
+            bytes_added=u.bytes_added,
+            confidence=confidence[i],
+            worth_it=worth[i],
+            reason=_reason(u, worth[i], rate, alternative),
+        )
+        for i, u in enumerate(listed)
+    )
+
+
+def _se(unit: UnitDamage) -> float | None:
+    return clustered_se(unit.kld_sums, unit.tokens)
+
+
+def _reason(unit: UnitDamage, worth: bool, rate: float, alternative: NextLevel | None) -> str:
+    own = f"recovers {_per_mib(unit.kld / unit.bytes_added)} per MiB"
+    if alternative is None:
+        return own
+    return f"{own}, {alternative.name} throughout {'only ' if worth else ''}{_per_mib(rate)}"
+
+
+def _per_mib(rate: float) -> str:
+    return f"{rate * 2**20:.2g} nats"
+
+
+def _confidence(listed: Sequence[UnitDamage], cut: int) -> list[float | None]:
+    """How often each unit is among the first `cut` (or, past the cut, its own rank) when chunks are drawn again."""
+    if not listed or len(listed[0].tokens) < 3:
+        return [None] * len(listed)
+    sums = np.array([u.kld_sums for u in listed])
+    tokens = np.array([u.tokens for u in listed], dtype=np.float64)
+    cost = np.array([u.bytes_added for u in listed], dtype=np.float64)
+    draws = np.random.default_rng(0).integers(0, sums.shape[1], (RESAMPLES, sums.shape[1]))
+    rates = sums[:, draws].sum(axis=2) / tokens[:, draws].sum(axis=2) / cost[:, None]  # [units, resamples]
+    ranks = (-rates).argsort(axis=0, kind="stable").argsort(axis=0, kind="stable")
+    return [float((ranks[i] < (cut if i < cut else i + 1)).mean()) for i in range(len(listed))]
+
+
+def verdict(reference: Reference, levels: Sequence[Level], noise: NoiseFloor) -> Verdict:
+    """The answer: the smallest good level, or the least damaged one with a warning."""
+    measured = [level for level in levels if level.output.kld_mean is not None]
+    if not measured:
+        return Verdict(None, "No level could be measured.", "Nothing to keep.", "See what was skipped.")
+    by_size = sorted(measured, key=lambda level: level.bytes)
+    good = [level for level in by_size if is_good(level)]
+    chosen = good[0] if good else min(measured, key=lambda level: level.output.kld_mean or 0.0)
+    out = chosen.output
+    size = f"{chosen.bytes / 2**20:.0f} MiB, {chosen.bytes / reference.bytes:.0%} of the reference"
+    damage = f"same top token {_percent(out.same_top)}, perplexity {_change(out.ln_ppl_ratio)}, KLD {out.kld_mean:.4f}"
+    if good:
+        headline = f"Ship {chosen.name} ({size}): {damage}."
+    else:
+        headline = f"{chosen.name} is the least damaged of what was measured ({size}), but not good: {damage}."
+    return Verdict(chosen.name, headline, _keep_line(chosen), _details(chosen, by_size, bool(good), noise))
+
+
+def is_good(level: Level) -> bool:
+    """Within both bounds above, with two standard errors to spare on the perplexity."""
+    out = level.output
+    if out.same_top is None or out.ln_ppl_ratio is None or out.nonfinite_tokens:
+        return False
+    return out.same_top >= GOOD_SAME_TOP and out.ln_ppl_ratio + 2 * (out.ln_ppl_ratio_se or 0.0) < GOOD_LN_PPL_RATIO
+
+
+def _keep_line(level: Level) -> str:
+    worth = [keep for keep in level.keep_16bit if keep.worth_it]
+    if not worth:
+        return f"Nothing in {level.name} is worth keeping at 16 bit: the next larger level recovers more per byte."
+    names = ", ".join(keep.unit for keep in worth[:5]) + (f" and {len(worth) - 5} more" if len(worth) > 5 else "")
+    added = sum(keep.bytes_added for keep in worth) / 2**20
+    check = level.keep_check
+    proof = f", measured to recover {check.recovered_share:.0%} of the damage on text that did not choose them" if check else ""
+    return f"Keep at 16 bit in {level.name}: {names} (+{added:.1f} MiB{proof})."
+
+
+def _details(chosen: Level, by_size: Sequence[Level], good: bool, noise: NoiseFloor) -> str:
+    bound = f"{GOOD_SAME_TOP:.0%} same top token and less than {GOOD_LN_PPL_RATIO:.0%} more perplexity"
+    parts = []
+    smaller = [level for level in by_size if level.bytes < chosen.bytes]
+    if good:
+        parts.append(f"It is the smallest measured level within {bound}")
+        if smaller:
+            s = smaller[-1]
+            parts.append(f"{s.name} is not ({_percent(s.output.same_top)}, {_change(s.output.ln_ppl_ratio)})")
+    else:
+        parts.append(f"No measured level keeps {bound}: measure larger ones with --levels Q6_K,Q8_0")
+    if noise.kld_mean and chosen.output.kld_mean:
+        parts.append(f"its KLD is {chosen.output.kld_mean / noise.kld_mean:,.0f} times the noise floor")
+    return "; ".join(parts) + "."
+
+
+def _percent(share: float | None) -> str:
+    return "n/a" if share is None else f"{share:.1%}"
+
+
+def _change(ln_ratio: float | None) -> str:
+    return "n/a" if ln_ratio is None else f"{np.expm1(ln_ratio):+.1%}"

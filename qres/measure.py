@@ -1,0 +1,262 @@
+"""The measuring part of a scan, inside the worker process: two passes over two texts.
+
+The ranking text finds the units whose errors do the damage, by patching. The reporting text, which took no part in that choice, gives
+every figure about the levels and checks the chosen list as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from qres import corpus
+from qres.advice import NextLevel, UnitDamage, keep_list
+from qres.drift import HealthStats
+from qres.lockstep import LevelStats, Lockstep, Noise
+from qres.metrics import OutputStats
+from qres.native.session import Session, SessionOptions
+from qres.records import Keep
+from qres.residual import ResidualMap
+from qres.sensitivity import patching
+
+
+@dataclass(frozen=True)
+class ModelFile:
+    """A model to load."""
+
+    name: str
+    path: str
+    file_bytes: int
+    tensor_bytes: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything the worker needs."""
+
+    reference: ModelFile
+    types_16bit: Mapping[str, str]
+    """`F16` or `BF16` for each tensor, should it be kept."""
+    bytes_16bit: Mapping[str, int]
+    levels: tuple[ModelFile, ...]
+    n_ctx: int
+    chunks: int | None
+    rank_chunks: int
+    threads: int
+    n_gpu_layers: int
+    all_units: bool
+    with_noise_floor: bool
+    text: corpus.Source
+    rank_text: corpus.Source | None
+    """None: the end of `text` ranks and its beginning reports."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """One event: how much of the measuring is done, in decodes."""
+
+    done: int
+    total: int
+    doing: str
+
+
+@dataclass(frozen=True)
+class Texts:
+    """What is decoded."""
+
+    rank: tuple[corpus.Chunk, ...]
+    report: tuple[corpus.Chunk, ...]
+    rank_name: str
+    report_name: str
+    unused: int
+
+
+@dataclass(frozen=True)
+class MeasuredLevel:
+    """Statistics of one level."""
+
+    rank: LevelStats
+    report: LevelStats
+    keep: tuple[Keep, ...]
+    kept: tuple[int, ...]
+    """Indices of the units whose removal was checked on the reporting text."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What the worker sends back."""
+
+    rmap: ResidualMap | None
+    unmapped: str
+    n_layer: int
+    n_embd: int
+    n_vocab: int
+    n_ctx_train: int
+    health: HealthStats | None
+    levels: tuple[MeasuredLevel, ...]
+    noise: Noise
+    texts: Texts
+    patched_units: int
+
+
+def measure(emit: Callable[[object], None], job: Job) -> Measured:
+    """Run a job; `emit` gets Progress events.
+
+    Raises:
+        QresError: a model that cannot be loaded or measured, or a text that is too short.
+    """
+    options = SessionOptions(job.n_ctx, job.threads, job.n_gpu_layers)
+    with ExitStack() as stack:
+        reference = stack.enter_context(Session(Path(job.reference.path), options))
+        levels = [(level.name, stack.enter_context(Session(Path(level.path), options))) for level in job.levels]
+        texts = _texts(job, reference)
+        counter = _Counter(emit)
+        lockstep = Lockstep(reference, levels, job.threads, counter.step)
+        weights = frozenset(job.reference.tensor_bytes)
+        lockstep.map_streams(weights, texts.rank[0])
+        n_units = counter.plan(job, lockstep, texts)
+        noise = lockstep.noise_floor(weights, texts.rank[0]) if job.with_noise_floor else Noise(None, None)
+        rank = _rank(lockstep, texts, n_units)
+        keeps = [_keep(job, lockstep.rmap, rank, i, noise) for i in range(len(levels))]
+        kept = [_kept_units(lockstep.rmap, keep) for keep in keeps]
+        health = HealthStats(lockstep.points) if lockstep.rmap else None
+        report = _report(lockstep, texts, kept, health)
+        return Measured(
+            rmap=lockstep.rmap,
+            unmapped=lockstep.unmapped,
+            n_layer=reference.n_layer,
+            n_embd=reference.n_embd,
+            n_vocab=reference.n_vocab,
+            n_ctx_train=reference.n_ctx_train,
+            health=health,
+            levels=tuple(map(MeasuredLevel, rank, report, keeps, kept)),
+            noise=noise,
+            texts=texts,
+            patched_units=n_units,
+        )
+
+
+class _Counter:
+    """Counts decodes against the plan."""
+
+    def __init__(self, emit: Callable[[object], None]) -> None:
+        self._emit = emit
+        self._done = 0
+        self._total = 1
+
+    def plan(self, job: Job, lockstep: Lockstep, texts: Texts) -> int:
+        """Set the total; returns how many units are patched per level."""
+        levels, rank, report = len(job.levels), len(texts.rank), len(texts.report)
+        if lockstep.rmap is None:
+            self._total = (1 + levels) * (rank + report)
+            return 0
+        rest = 2 + (1 + 2 * levels) * (rank + report) + levels * (rank + 2 * min(rank, report))
+        wanted = lockstep.points if job.all_units else min(lockstep.points, patching.budget(rest, levels, rank))
+        self._total = rest + wanted * levels * rank
+        return wanted
+
+    def step(self, doing: str) -> None:
+        """One decode is done."""
+        self._done += 1
+        self._emit(Progress(min(self._done, self._total), self._total, doing))
+
+
+def _texts(job: Job, model: Session) -> Texts:
+    """Chunks that rank and chunks that report; the same single chunk for both when the text has only one."""
+
+    def cut(source: corpus.Source, limit: int | None) -> corpus.Chunks:
+        ids = corpus.tokens_of(source, model.tokenize, model.n_vocab)
+        return corpus.chunk(ids, job.n_ctx, model.bos(), limit)
+
+    if job.rank_text is not None:
+        report, rank = cut(job.text, job.chunks), cut(job.rank_text, job.rank_chunks)
+        if len(rank.chunks[0]) == len(report.chunks[0]):
+            return Texts(rank.chunks, report.chunks, job.rank_text.name, job.text.name, report.unused)
+        # One map serves chunks of one length: a text shorter than a chunk has to rank itself.
+    every = cut(job.text, None if job.chunks is None else job.chunks + job.rank_chunks)
+    n = len(every.chunks)
+    if n == 1:
+        return Texts(every.chunks, every.chunks, job.text.name, job.text.name, every.unused)
+    split = n - min(job.rank_chunks, n // 2)
+    report_name, rank_name = (f"{job.text.name}, chunks {a} to {b}" for a, b in ((1, split), (split + 1, n)))
+    return Texts(every.chunks[split:], every.chunks[:split], rank_name, report_name, every.unused)
+
+
+def _rank(lockstep: Lockstep, texts: Texts, n_units: int) -> list[LevelStats]:
+    """First pass: which units do the damage. The first chunk's injected errors choose the units that are patched."""
+    stats = lockstep.new_stats()
+    chosen: list[tuple[int, ...]] = []
+    for chunk in texts.rank:
+        run = lockstep.run_chunk(chunk, stats)
+        for i, forced_stats in enumerate(stats):
+            if not run.forced or forced_stats.drift is None:
+                continue
+            if len(chosen) <= i:
+                injected = [forced_stats.drift.injected.quantile(0.5, point) for point in range(lockstep.points)]
+                chosen.append(patching.choose(injected, n_units))
+            lockstep.patch(run, i, chosen[i], forced_stats)
+    return stats
+
+
+def _report(
+    lockstep: Lockstep, texts: Texts, kept: Sequence[tuple[int, ...]], health: HealthStats | None
+) -> list[LevelStats]:
+    """Second pass: the figures, and the chosen units checked together on as many chunks as ranked them."""
+    stats = lockstep.new_stats()
+    for number, chunk in enumerate(texts.report):
+        run = lockstep.run_chunk(chunk, stats, health)
+        for i, units in enumerate(kept):
+            if units and run.forced and number < len(texts.rank):
+                lockstep.check_kept(run, i, units, stats[i])
+    return stats
+
+
+def unit_weights(rmap: ResidualMap, index: int) -> tuple[str, ...]:
+    """Tensors of unit 0 (embedding), 1..M (branches) or M + 1 (head)."""
+    if index == 0:
+        return rmap.embedding_weights
+    return rmap.head_weights if index > len(rmap.branches) else rmap.branches[index - 1].weights
+
+
+def _keep(job: Job, rmap: ResidualMap | None, rank: Sequence[LevelStats], i: int, noise: Noise) -> tuple[Keep, ...]:
+    """The list of what to keep at 16 bit, from the ranking text."""
+    level_kld = rank[i].output.kld.mean
+    if rmap is None or level_kld is None:
+        return ()
+    tied = set(rmap.embedding_weights) & set(rmap.head_weights)
+    units = []
+    for index, damage in rank[i].units.items():
+        if tied and index == 0:
+            continue  # one tensor: its cost and both its damages are listed as the head
+        names = unit_weights(rmap, index)
+        sums = list(damage.sums)
+        if tied and index > len(rmap.branches) and 0 in rank[i].units:
+            sums = [a + b for a, b in zip(sums, rank[i].units[0].sums, strict=True)]
+        added = sum(job.bytes_16bit[name] - job.levels[i].tensor_bytes[name] for name in names if name in job.bytes_16bit)
+        kept_type = "BF16" if any(job.types_16bit.get(name) == "BF16" for name in names) else "F16"
+        units.append(UnitDamage(patching.unit_name(rmap, index), tuple(sums), tuple(damage.counts), added, kept_type))
+    return keep_list(units, level_kld, noise.kld_mean, _next_level(job, rank, i, level_kld))
+
+
+def _next_level(job: Job, rank: Sequence[LevelStats], i: int, level_kld: float) -> NextLevel:
+    """The next larger file of the scan that is better, or the 16-bit reference itself."""
+    own = job.levels[i].file_bytes
+    larger = [
+        NextLevel(job.levels[k].name, level_kld - kld, job.levels[k].file_bytes - own)
+        for k, stats in enumerate(rank)
+        if (kld := stats.output.kld.mean) is not None and job.levels[k].file_bytes > own and kld < level_kld
+    ]
+    return min(larger, key=lambda n: n.bytes_added, default=NextLevel("16 bit", level_kld, job.reference.file_bytes - own))
+
+
+def _kept_units(rmap: ResidualMap | None, keep: Sequence[Keep]) -> tuple[int, ...]:
+    """Indices of the units worth keeping whose errors can be left out of an injected run (all but the head)."""
+    if rmap is None:
+        return ()
+    names = {row.unit for row in keep if row.worth_it}
+    return tuple(i for i in range(len(rmap.branches) + 1) if patching.unit_name(rmap, i) in names)
+
+
+__all__ = ["Job", "Measured", "MeasuredLevel", "ModelFile", "OutputStats", "Progress", "Texts", "measure", "unit_weights"]

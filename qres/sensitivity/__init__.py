@@ -1,0 +1,1 @@
+"""What the KLD of a level is made of, unit by unit."""
