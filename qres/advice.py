@@ -1,4 +1,7 @@
-"""From measured damage to advice: what to keep at 16 bit, and which level to ship. Pure functions, every threshold explained."""
+"""From measured damage to advice: what to keep at 16 bit, and which level to ship.
+
+Pure functions; every threshold is explained where it stands.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,10 @@ NOISE_FACTOR = 3.0
 
 GOOD_SAME_TOP = 0.90
 GOOD_LN_PPL_RATIO = 0.03
-"""A level counts as good when it puts the same token first as the reference at 90 % of the positions and its perplexity rises by less
-than 3 %, two standard errors included. No law is behind the two numbers: they are where a reader of next-token text starts to notice,
-by our judgement, and every report prints them beside the measured figures so that a reader can judge otherwise."""
+"""A level counts as good when it puts the same token first as the reference at 90 % of the positions and its perplexity
+rises by less than 3 %, two standard errors included. No law is behind the two numbers: they are where a reader of
+next-token text starts to notice, by our judgement, and every report prints them beside the measured figures so that a
+reader can judge otherwise."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,8 @@ def keep_list(
 ) -> tuple[Keep, ...]:
     """What to keep at 16 bit, most KLD recovered per byte first.
 
-    The list is cut (`worth_it` False from there on) where a unit recovers less per byte than the next larger uniform level does.
+    The list is cut (`worth_it` False from there on) where a unit recovers less per byte than the next larger uniform
+    level does.
 
     Args:
         units: Measured units that are below 16 bit at this level.
@@ -145,7 +150,11 @@ def _keep_line(level: Level) -> str:
     names = ", ".join(keep.unit for keep in worth[:5]) + (f" and {len(worth) - 5} more" if len(worth) > 5 else "")
     added = sum(keep.bytes_added for keep in worth) / 2**20
     check = level.keep_check
-    proof = f", measured to recover {check.recovered_share:.0%} of the damage on text that did not choose them" if check else ""
+    proof = (
+        f", measured to recover {check.recovered_share:.0%} of the damage on text that did not choose them"
+        if check
+        else ""
+    )
     return f"Keep at 16 bit in {level.name}: {names} (+{added:.1f} MiB{proof})."
 
 

@@ -1,6 +1,7 @@
 """One chunk through one model: read the stream, force it, or inject errors into it.
 
-Three runs, all from inside the eval callback, none of which changes how llama.cpp computes (DESIGN.md facts 4, 7 and 8):
+Three runs, all from inside the eval callback, none of which changes how llama.cpp computes (DESIGN.md facts 4, 7 and
+8):
 
     capture  reads every stream point and branch of a free-running model
     force    replaces every stream point by the reference's, so that each branch's error is its own weights' alone
@@ -68,13 +69,15 @@ class _GraphTap:
         found = (ggml.op_name(tensor.op), tensor.name.decode(errors="replace"))
         if found != self._checks[self._current]:
             raise NativeError(
-                f"the compute graph changed: node {self._current} is {found}, {self._checks[self._current]} was recorded"
+                f"the compute graph changed: node {self._current} is {found}, it was {self._checks[self._current]}"
             )
         self.seen += 1
         self._handlers[self._current](address)
 
 
-def _run(session: Session, rmap: ResidualMap, tokens: Sequence[int], handlers: Mapping[int, Handler], start: int = 0) -> Floats:
+def _run(
+    session: Session, rmap: ResidualMap, tokens: Sequence[int], handlers: Mapping[int, Handler], start: int = 0
+) -> Floats:
     tap = _GraphTap(rmap, handlers)
     logits = session.decode(tokens, tap, start)
     if tap.seen != len(handlers):

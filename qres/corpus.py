@@ -83,7 +83,9 @@ def _read(path: Path) -> bytes:
         if path.is_dir():
             raise InputError(f"{path} is a folder", "give a file")
         if path.stat().st_size > MAX_TEXT_BYTES:
-            raise InputError(f"{path} is larger than {MAX_TEXT_BYTES // 2**20} MiB", "a few hundred kilobytes are plenty")
+            raise InputError(
+                f"{path} is larger than {MAX_TEXT_BYTES // 2**20} MiB", "a few hundred kilobytes are plenty"
+            )
         return path.read_bytes()
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from error

@@ -34,10 +34,10 @@ DEVICES = (
 ASSUMPTIONS = (
     f"A phone leaves {PHONE_SHARE:.0%} of its memory to one application, a laptop {LAPTOP_SHARE:.0%}: assumptions, not "
     "measurements; a phone with many services running leaves less.",
-    "Memory needed = the file's tensor data + the KV cache (F16) or recurrent state + llama.cpp's compute buffers for a batch of 512 "
-    "tokens, the last two by llama.cpp's own accounting on CPU. The application itself is not counted.",
-    "A level is advised for a device when it is the smallest good one that fits; where no good one fits, the least damaged that does. "
-    "Nothing here says how fast it runs.",
+    "Memory needed = the file's tensor data + the KV cache (F16) or recurrent state + llama.cpp's compute buffers for "
+    "a batch of 512 tokens, the last two by llama.cpp's own accounting on CPU. The application itself is not counted.",
+    "A level is advised for a device when it is the smallest good one that fits; where no good one fits, the least "
+    "damaged that does. Nothing here says how fast it runs.",
 )
 
 

@@ -1,7 +1,8 @@
 """Running statistics of the residual stream: the reference's own health, and each level's drift from it.
 
-Everything is computed per token first, then summarized over tokens (DESIGN.md section 4). Tokens with massive activations (BOS, sinks)
-are kept out of the summaries and counted: their norm is hundreds of times that of the others and would be all one sees.
+Everything is computed per token first, then summarized over tokens (DESIGN.md section 4). Tokens with massive
+activations (BOS, sinks) are kept out of the summaries and counted: their norm is hundreds of times that of the others
+and would be all one sees.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def _over_points(work: Callable[[int], _T], n: int, threads: int) -> list[_T]:
 
 def _dot(a: Floats | Doubles, b: Floats | Doubles) -> Doubles:
     """Per-token inner product, accumulated in float64. [n_tokens]."""
-    return np.einsum("te,te->t", a, b, dtype=np.float64)
+    return np.asarray(np.einsum("te,te->t", a, b, dtype=np.float64))
 
 
 def norms(x: Floats | Doubles) -> Doubles:
@@ -47,7 +48,7 @@ def norms(x: Floats | Doubles) -> Doubles:
 
 
 def _ratio(a: Doubles, b: Doubles) -> Doubles:
-    """a / b with 0 / 0 = 0: nothing relative to nothing is no error. x / 0 is infinite and left out of quantiles."""
+    """A / b with 0 / 0 = 0: nothing relative to nothing is no error. x / 0 is infinite and left out of quantiles."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where((a == 0) & (b == 0), 0.0, a / b)
 
@@ -166,7 +167,17 @@ class DriftStats:
             along = np.einsum("te,te->t", difference.astype(np.float64), final)
             made = np.einsum("te,te->t", errors[i].astype(np.float64), final)
             absmax = np.array([np.abs(y).max()])
-            return drift, 1 - cosine, _ratio(error, of), _ratio(error, known.stream[i]), norm, branch, along, made, absmax
+            return (
+                drift,
+                1 - cosine,
+                _ratio(error, of),
+                _ratio(error, known.stream[i]),
+                norm,
+                branch,
+                along,
+                made,
+                absmax,
+            )
 
         rows = _over_points(point, points, threads)
         keep = known.plain

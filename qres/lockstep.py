@@ -14,8 +14,9 @@ from qres.capture import IDENTITY_TOLERANCE, Forced, Snapshot, capture, force, i
 from qres.corpus import Chunk
 from qres.drift import DriftStats, HealthStats, norms, reference_norms
 from qres.errors import UnsupportedError
-from qres.metrics import ChunkMean, Floats, OutputStats, Quantiles, Scored, score, score_reference
+from qres.metrics import ChunkMean, Doubles, Floats, OutputStats, Quantiles, Scored, score, score_reference
 from qres.native.session import Session
+from qres.records import NoiseFloor
 from qres.residual import ResidualMap, trace
 
 
@@ -42,14 +43,6 @@ class ChunkRun:
     scored: Scored
     forced: tuple[Forced, ...]
     """Per level; empty when the stream could not be mapped."""
-
-
-@dataclass(frozen=True)
-class Noise:
-    """The reference against itself."""
-
-    kld_mean: float | None
-    drift_median: float | None
 
 
 class Lockstep:
@@ -113,16 +106,16 @@ class Lockstep:
 
     # -- decodes
 
-    def noise_floor(self, weights: frozenset[str], chunk: Chunk) -> Noise:
+    def noise_floor(self, weights: frozenset[str], chunk: Chunk) -> NoiseFloor:
         """The reference decoded whole against the reference decoded in two halves, which only reorders arithmetic."""
         half = len(chunk) // 2
         pieces = (chunk[:half], chunk[half:])
         stats = OutputStats()
         if self.rmap is None:
             scored = score_reference(self.reference.decode(chunk), chunk)
-            logits = [self.reference.decode(piece, start=i * half).copy() for i, piece in enumerate(pieces)]
-            stats.update(score(scored, np.concatenate(logits)))
-            return Noise(stats.kld.mean, None)
+            parts = [self.reference.decode(piece, start=i * half).copy() for i, piece in enumerate(pieces)]
+            stats.update(score(scored, np.concatenate(parts)))
+            return NoiseFloor(stats.kld.mean, None)
         whole, whole_logits = capture(self.reference, self.rmap, chunk)
         scored = score_reference(whole_logits, chunk)
         half_map = self._trace(self.reference, weights, pieces[0])
@@ -136,7 +129,7 @@ class Lockstep:
             y = np.concatenate([snapshot.stream[j] for snapshot, _ in halves])
             drift.update(norms(y - x) / np.maximum(norms(x), np.finfo(np.float64).tiny))
         self._step("noise floor")
-        return Noise(stats.kld.mean, drift.quantile(0.5))
+        return NoiseFloor(stats.kld.mean, drift.quantile(0.5))
 
     def run_chunk(self, chunk: Chunk, stats: Sequence[LevelStats], health: HealthStats | None = None) -> ChunkRun:
         """Decode one chunk by the reference, then by each level free-running and forced, and update the statistics."""
@@ -188,7 +181,7 @@ class Lockstep:
         stats.without_kept.update(self._inject(run, rest))
         self._step(f"{self.names[level]}, without the kept units")
 
-    def _inject(self, run: ChunkRun, errors: dict[int, Floats]) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+    def _inject(self, run: ChunkRun, errors: dict[int, Floats]) -> Doubles:
         assert self.rmap is not None
         return score(run.scored, inject(self.reference, self.rmap, run.chunk, errors)).kld
 

@@ -1,65 +1,25 @@
 """The measuring part of a scan, inside the worker process: two passes over two texts.
 
-The ranking text finds the units whose errors do the damage, by patching. The reporting text, which took no part in that choice, gives
-every figure about the levels and checks the chosen list as a whole.
+The ranking text finds the units whose errors do the damage, by patching. The reporting text, which took no part in that
+choice, gives every figure about the levels and checks the chosen list as a whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from qres import corpus
+from qres import corpus, summary
 from qres.advice import NextLevel, UnitDamage, keep_list
 from qres.drift import HealthStats
-from qres.lockstep import LevelStats, Lockstep, Noise
-from qres.metrics import OutputStats
-from qres.native.session import Session, SessionOptions
-from qres.records import Keep
+from qres.job import Job, Measured, MeasuredLevel, Progress
+from qres.lockstep import LevelStats, Lockstep
+from qres.native.session import Session, SessionOptions, system_info
+from qres.records import Keep, NoiseFloor
 from qres.residual import ResidualMap
 from qres.sensitivity import patching
-
-
-@dataclass(frozen=True)
-class ModelFile:
-    """A model to load."""
-
-    name: str
-    path: str
-    file_bytes: int
-    tensor_bytes: Mapping[str, int]
-
-
-@dataclass(frozen=True)
-class Job:
-    """Everything the worker needs."""
-
-    reference: ModelFile
-    types_16bit: Mapping[str, str]
-    """`F16` or `BF16` for each tensor, should it be kept."""
-    bytes_16bit: Mapping[str, int]
-    levels: tuple[ModelFile, ...]
-    n_ctx: int
-    chunks: int | None
-    rank_chunks: int
-    threads: int
-    n_gpu_layers: int
-    all_units: bool
-    with_noise_floor: bool
-    text: corpus.Source
-    rank_text: corpus.Source | None
-    """None: the end of `text` ranks and its beginning reports."""
-
-
-@dataclass(frozen=True)
-class Progress:
-    """One event: how much of the measuring is done, in decodes."""
-
-    done: int
-    total: int
-    doing: str
 
 
 @dataclass(frozen=True)
@@ -71,34 +31,6 @@ class Texts:
     rank_name: str
     report_name: str
     unused: int
-
-
-@dataclass(frozen=True)
-class MeasuredLevel:
-    """Statistics of one level."""
-
-    rank: LevelStats
-    report: LevelStats
-    keep: tuple[Keep, ...]
-    kept: tuple[int, ...]
-    """Indices of the units whose removal was checked on the reporting text."""
-
-
-@dataclass(frozen=True)
-class Measured:
-    """What the worker sends back."""
-
-    rmap: ResidualMap | None
-    unmapped: str
-    n_layer: int
-    n_embd: int
-    n_vocab: int
-    n_ctx_train: int
-    health: HealthStats | None
-    levels: tuple[MeasuredLevel, ...]
-    noise: Noise
-    texts: Texts
-    patched_units: int
 
 
 def measure(emit: Callable[[object], None], job: Job) -> Measured:
@@ -117,25 +49,61 @@ def measure(emit: Callable[[object], None], job: Job) -> Measured:
         weights = frozenset(job.reference.tensor_bytes)
         lockstep.map_streams(weights, texts.rank[0])
         n_units = counter.plan(job, lockstep, texts)
-        noise = lockstep.noise_floor(weights, texts.rank[0]) if job.with_noise_floor else Noise(None, None)
+        noise = lockstep.noise_floor(weights, texts.rank[0]) if job.with_noise_floor else NoiseFloor(None, None)
         rank = _rank(lockstep, texts, n_units)
         keeps = [_keep(job, lockstep.rmap, rank, i, noise) for i in range(len(levels))]
         kept = [_kept_units(lockstep.rmap, keep) for keep in keeps]
         health = HealthStats(lockstep.points) if lockstep.rmap else None
         report = _report(lockstep, texts, kept, health)
+        rmap = lockstep.rmap
         return Measured(
-            rmap=lockstep.rmap,
+            norm_placement=rmap.norm_placement if rmap else "unknown",
             unmapped=lockstep.unmapped,
+            system=system_info(),
             n_layer=reference.n_layer,
             n_embd=reference.n_embd,
             n_vocab=reference.n_vocab,
             n_ctx_train=reference.n_ctx_train,
-            health=health,
-            levels=tuple(map(MeasuredLevel, rank, report, keeps, kept)),
-            noise=noise,
-            texts=texts,
-            patched_units=n_units,
+            n_ctx=len(texts.report[0]),
+            chunks=len(texts.report),
+            rank_chunks=len(texts.rank),
+            text=texts.report_name,
+            rank_text=texts.rank_name,
+            unused_tokens=texts.unused,
+            massive_tokens=health.massive if health else 0,
+            noise_floor=noise,
+            stream=summary.health(rmap, health) if rmap and health else (),
+            levels=tuple(
+                _level(job, rmap, i, rank[i], report[i], health, keeps[i], kept[i]) for i in range(len(levels))
+            ),
+            comparisons=summary.comparisons([name for name, _ in levels], report),
         )
+
+
+def _level(
+    job: Job,
+    rmap: ResidualMap | None,
+    i: int,
+    rank: LevelStats,
+    report: LevelStats,
+    health: HealthStats | None,
+    keep: tuple[Keep, ...],
+    kept: Sequence[int],
+) -> MeasuredLevel:
+    """The records of level i."""
+    output = report.output.compute()
+    if rmap is None or report.drift is None or health is None:
+        return MeasuredLevel(output, (), (), (), None, None, None)
+    units = summary.units(rmap, rank, job.levels[i].tensor_bytes, job.bytes_16bit)
+    return MeasuredLevel(
+        output=output,
+        points=summary.points(rmap, report.drift, health),
+        units=units,
+        keep_16bit=keep,
+        keep_check=summary.keep_check(rmap, report, kept, keep),
+        rank_correlation=summary.rank_correlation(units),
+        additivity=summary.additivity(units, rank),
+    )
 
 
 class _Counter:
@@ -213,14 +181,9 @@ def _report(
     return stats
 
 
-def unit_weights(rmap: ResidualMap, index: int) -> tuple[str, ...]:
-    """Tensors of unit 0 (embedding), 1..M (branches) or M + 1 (head)."""
-    if index == 0:
-        return rmap.embedding_weights
-    return rmap.head_weights if index > len(rmap.branches) else rmap.branches[index - 1].weights
-
-
-def _keep(job: Job, rmap: ResidualMap | None, rank: Sequence[LevelStats], i: int, noise: Noise) -> tuple[Keep, ...]:
+def _keep(
+    job: Job, rmap: ResidualMap | None, rank: Sequence[LevelStats], i: int, noise: NoiseFloor
+) -> tuple[Keep, ...]:
     """The list of what to keep at 16 bit, from the ranking text."""
     level_kld = rank[i].output.kld.mean
     if rmap is None or level_kld is None:
@@ -230,11 +193,13 @@ def _keep(job: Job, rmap: ResidualMap | None, rank: Sequence[LevelStats], i: int
     for index, damage in rank[i].units.items():
         if tied and index == 0:
             continue  # one tensor: its cost and both its damages are listed as the head
-        names = unit_weights(rmap, index)
+        names = summary.unit_weights(rmap, index)
         sums = list(damage.sums)
         if tied and index > len(rmap.branches) and 0 in rank[i].units:
             sums = [a + b for a, b in zip(sums, rank[i].units[0].sums, strict=True)]
-        added = sum(job.bytes_16bit[name] - job.levels[i].tensor_bytes[name] for name in names if name in job.bytes_16bit)
+        added = sum(
+            job.bytes_16bit[name] - job.levels[i].tensor_bytes[name] for name in names if name in job.bytes_16bit
+        )
         kept_type = "BF16" if any(job.types_16bit.get(name) == "BF16" for name in names) else "F16"
         units.append(UnitDamage(patching.unit_name(rmap, index), tuple(sums), tuple(damage.counts), added, kept_type))
     return keep_list(units, level_kld, noise.kld_mean, _next_level(job, rank, i, level_kld))
@@ -248,7 +213,9 @@ def _next_level(job: Job, rank: Sequence[LevelStats], i: int, level_kld: float) 
         for k, stats in enumerate(rank)
         if (kld := stats.output.kld.mean) is not None and job.levels[k].file_bytes > own and kld < level_kld
     ]
-    return min(larger, key=lambda n: n.bytes_added, default=NextLevel("16 bit", level_kld, job.reference.file_bytes - own))
+    return min(
+        larger, key=lambda n: n.bytes_added, default=NextLevel("16 bit", level_kld, job.reference.file_bytes - own)
+    )
 
 
 def _kept_units(rmap: ResidualMap | None, keep: Sequence[Keep]) -> tuple[int, ...]:
@@ -257,6 +224,3 @@ def _kept_units(rmap: ResidualMap | None, keep: Sequence[Keep]) -> tuple[int, ..
         return ()
     names = {row.unit for row in keep if row.worth_it}
     return tuple(i for i in range(len(rmap.branches) + 1) if patching.unit_name(rmap, i) in names)
-
-
-__all__ = ["Job", "Measured", "MeasuredLevel", "ModelFile", "OutputStats", "Progress", "Texts", "measure", "unit_weights"]

@@ -1,8 +1,8 @@
 """Statistics of a comparison, in update / compute / merge form; pure numpy, no model.
 
-Sums are float64. Quantiles come from logarithmic histograms of fixed size, so memory does not grow with the text; their values are
-exact to `RESOLUTION`. Standard errors cluster tokens by chunk: tokens of one chunk share their context, and treating them as
-independent gives errors several times too small.
+Sums are float64. Quantiles come from logarithmic histograms of fixed size, so memory does not grow with the text; their
+values are exact to `RESOLUTION`. Standard errors cluster tokens by chunk: tokens of one chunk share their context, and
+treating them as independent gives errors several times too small.
 """
 
 from __future__ import annotations
@@ -155,7 +155,9 @@ def score_reference(logits: Floats, tokens: Sequence[int]) -> Scored:
     """
     first = len(tokens) // 2
     targets = np.asarray(tokens[first + 1 :], dtype=np.int64)
-    rows = np.array(logits[first : len(tokens) - 1], dtype=np.float32)  # a copy: the buffer is reused by the next decode
+    rows = np.array(
+        logits[first : len(tokens) - 1], dtype=np.float32
+    )  # a copy: the buffer is reused by the next decode
     lse = _log_sum_exp(rows)
     p = np.empty_like(rows)
     for block in _blocks(len(rows)):
@@ -182,8 +184,8 @@ class TokenScores:
 def score(reference: Scored, logits: Floats) -> TokenScores:
     """Compare a model's logits with the reference's at its scored positions.
 
-    KL(P || Q) = sum_v p_v (z^P_v - z^Q_v) - lse^P + lse^Q, in nats: exactly 0 for equal logits, and free of the logarithm of a
-    rounded probability. Products are float32, sums float64.
+    KL(P || Q) = sum_v p_v (z^P_v - z^Q_v) - lse^P + lse^Q, in nats: exactly 0 for equal logits, and free of the
+    logarithm of a rounded probability. Products are float32, sums float64.
     """
     n = len(reference.targets)
     rows = logits[reference.first : reference.first + n]
@@ -322,7 +324,9 @@ class OutputStats:
 
     def _group(self, kind: int, labels: list[str]) -> tuple[Group, ...]:
         rows = zip(labels, self._groups[kind], strict=True)
-        return tuple(Group(label, int(n), kld / n if n else None, top / n if n else None) for label, (n, kld, top) in rows)
+        return tuple(
+            Group(label, int(n), kld / n if n else None, top / n if n else None) for label, (n, kld, top) in rows
+        )
 
 
 def _exp(x: float) -> float | None:

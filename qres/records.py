@@ -49,7 +49,8 @@ class Reference:
     name: str
     architecture: str
     norm_placement: str
-    """`pre`, `post`, `sandwich`, `pre, parallel`, ... as found in the graph; `unknown` when the stream was not mapped."""
+    """`pre`, `post`, `sandwich`, `pre, parallel`, ... as found in the graph; `unknown` when the stream was not
+    mapped."""
     n_layer: int
     n_embd: int
     n_vocab: int

@@ -1,13 +1,13 @@
 """Finds the residual stream in a compute graph: its points, the branch each residual add adds, the weights behind it.
 
-Works by structure alone (DESIGN.md fact 2): llama.cpp's node names repeat, lie and are absent. The one thing names are used for is
-the block number and kind of a branch, taken from the *weights* behind it, whose GGUF names are a standard.
+Works by structure alone (DESIGN.md fact 2): llama.cpp's node names repeat, lie and are absent. The one thing names are
+used for is the block number and kind of a branch, taken from the *weights* behind it, whose GGUF names are a standard.
 
-The idea. A tensor lies on the identity path when it can be followed back to the token embedding through nothing but residual
-adds, copies, row selections and scalings. A branch cannot: a weight matmul is in the way. So walking the graph in execution
-order, an ADD with one operand on the path and the other off it, with block weights behind, is a residual add. The stream of the
-model is the longest such path that ends at the logits. False friends (token shift, expert sums, positional embeddings) either
-have no block weights behind them or are not on the path that the logits read.
+The idea. A tensor lies on the identity path when it can be followed back to the token embedding through nothing but
+residual adds, copies, row selections and scalings. A branch cannot: a weight matmul is in the way. So walking the graph
+in execution order, an ADD with one operand on the path and the other off it, with block weights behind, is a residual
+add. The stream of the model is the longest such path that ends at the logits. False friends (token shift, expert sums,
+positional embeddings) either have no block weights behind them or are not on the path that the logits read.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _KINDS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("conv", re.compile(r"shortconv")),
     ("attention", re.compile(r"attn_(?!norm|post_norm|sub_norm)|cross_attn")),
 )
-"""Kind of a branch by the block weights behind it, first match wins (an MoE layer also has ffn weights, linear attention has both
-`ssm_` and `attn_` ones)."""
+"""Kind of a branch by the block weights behind it, first match wins (an MoE layer also has ffn weights, linear
+attention has both `ssm_` and `attn_` ones)."""
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,11 @@ class Branch:
     add: int
     """Ordinal of the residual add that puts it into the stream."""
     stream_in: int | None
-    """Ordinal of the add's stream operand where that is not the point before (the stream was scaled or normed on the way)."""
+    """Ordinal of the add's stream operand where that is not the point before (the stream was scaled or normed on the
+    way)."""
     closes: bool
-    """True when the add's result is stream point `index`; False for all but the last of branches that one add adds together."""
+    """True when the add's result is stream point `index`; False for all but the last of branches that one add adds
+    together."""
     norm_before: bool
     norm_after: bool
 
@@ -103,7 +105,8 @@ def trace(graph: Graph, weights: frozenset[str], n_embd: int, n_vocab: int, n_to
         UnsupportedError: no residual add leads to the logits (several parallel streams, or no stream at all).
     """
     shape = (n_embd, n_tokens)
-    # A stream that is normed in place (post-norm, as in BERT) needs norms on the path; anywhere else they only add false friends.
+    # A stream that is normed in place (post-norm, as in BERT) needs norms on the path; anywhere else they only add
+    # false friends.
     maps = [_Tracer(graph, weights, shape, through_norms).build(n_vocab) for through_norms in (False, True)]
     best = max(maps, key=lambda found: len(found.branches) if found else 0)
     if best is None or not best.branches:
@@ -237,7 +240,9 @@ class _Tracer:
         start = self._embedding(adds[0])
         branches = self._branches(adds)
         embedding = self._behind_embedding(start)
-        ordinals = {self.nodes[start].ordinal} | {o for b in branches for o in (b.node, b.add, b.stream_in) if o is not None}
+        ordinals = {self.nodes[start].ordinal} | {
+            o for b in branches for o in (b.node, b.add, b.stream_in) if o is not None
+        }
         return ResidualMap(
             embedding=self.nodes[start].ordinal,
             branches=branches,
@@ -270,7 +275,7 @@ class _Tracer:
             current = step.source
 
     def _embedding(self, first_add: int) -> int:
-        """The tensor that every reader of stream point 0 derives from: the last one computed before the first residual add."""
+        """The tensor that every reader of stream point 0 derives from: the last computed before the first add."""
         index = self.path[first_add].source
         assert index is not None
         while True:
@@ -312,7 +317,7 @@ class _Tracer:
         return _name_units(branches)
 
     def _stream_in(self, operand: int) -> int | None:
-        """Ordinal of the add's stream operand when something other than copying lies between it and the point before."""
+        """Ordinal of the add's stream operand where more than copying lies between it and the point before."""
         index: int | None = operand
         while index is not None and self.path[index].branch is None:
             node, source = self.nodes[index], self.path[index].source
@@ -322,7 +327,7 @@ class _Tracer:
         return None
 
     def _parts(self, operand: int) -> tuple[int, ...]:
-        """A sum of branches of different kinds (attention + ffn, attention + ssm), taken apart; else the operand itself."""
+        """A sum of branches of different kinds (attention + ffn, attention + ssm) taken apart; else itself."""
         node = self.nodes[operand]
         while node.op in {"RESHAPE", "VIEW"}:
             node = self.nodes[node.sources[0]]
@@ -421,7 +426,11 @@ def _name_units(branches: list[Branch]) -> tuple[Branch, ...]:
 
 
 def _norm_placement(branches: tuple[Branch, ...], through_norms: bool) -> str:
-    """Where norms sit, by majority: `pre`, `post` (on the branch), `sandwich` (both), `post-add` (on the stream), `none`."""
+    """Where norms sit, by majority.
+
+    `pre`, `post` (on the branch), `sandwich` (both), `post-add` (on the stream) or `none`; `, parallel` where branches
+    share their input.
+    """
     before = sum(b.norm_before for b in branches) * 2 > len(branches)
     after = sum(b.norm_after for b in branches) * 2 > len(branches)
     if through_norms:

@@ -1,8 +1,8 @@
 """The few ggml declarations that llama-cpp-python does not make, checked against the loaded library at import.
 
-qres reads compute-graph nodes from inside llama.cpp's eval callback. ggml exports no getters for a node's shape, operation
-and sources, so the struct itself is declared here (ggml.h, `struct ggml_tensor`), and `_check_layout` builds a
-small graph through the library and compares every field that qres reads with what must be in it.
+qres reads compute-graph nodes from inside llama.cpp's eval callback. ggml exports no getters for a node's shape,
+operation and sources, so the struct itself is declared here (ggml.h, `struct ggml_tensor`), and `_check_layout` builds
+a small graph through the library and compares every field that qres reads with what must be in it.
 """
 
 from __future__ import annotations
@@ -132,7 +132,9 @@ def write(address: int, values: npt.NDArray[np.float32]) -> None:
     _require_plain(tensor, address)
     data = np.ascontiguousarray(values, dtype=np.float32)
     if data.nbytes != _nbytes(address):
-        raise NativeError(f"tensor {tensor.name.decode()} holds {_nbytes(address)} bytes, {data.nbytes} were to be written")
+        raise NativeError(
+            f"tensor {tensor.name.decode()} holds {_nbytes(address)} bytes, {data.nbytes} were to be written"
+        )
     _tensor_set(address, data.ctypes.data, 0, data.nbytes)
 
 

@@ -1,7 +1,7 @@
 """The compute graph of one decode, as llama.cpp offers it to the eval callback.
 
-With `ask=True` the scheduler shows every node once, in execution order, with its operation, shape and sources. That is the
-whole graph, weights included (leaves whose operation is NONE). Nothing here knows an architecture.
+With `ask=True` the scheduler shows every node once, in execution order, with its operation, shape and sources. That is
+the whole graph, weights included (leaves whose operation is NONE). Nothing here knows an architecture.
 """
 
 from __future__ import annotations

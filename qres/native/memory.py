@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,11 +28,10 @@ class ContextMemory:
     """Scratch buffers for a batch of 512 tokens."""
 
 
-def context_memory(_emit: Callable[[object], None], path: Path, contexts: Sequence[int]) -> tuple[ContextMemory, ...]:
+def context_memory(path: Path, contexts: Sequence[int]) -> tuple[ContextMemory, ...]:
     """Memory of contexts of several lengths; nothing is allocated, llama.cpp only lays the buffers out.
 
     Args:
-        _emit: Not used; makes this a `work` for the worker.
         path: Model file.
         contexts: Context lengths in tokens.
 

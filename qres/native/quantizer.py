@@ -1,4 +1,7 @@
-"""Makes a quantized GGUF through llama.cpp's own quantizer. Runs in the worker process; the caller verifies and renames."""
+"""Makes a quantized GGUF through llama.cpp's own quantizer.
+
+Runs in the worker process; the caller verifies and renames.
+"""
 
 from __future__ import annotations
 

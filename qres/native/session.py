@@ -1,7 +1,7 @@
 """Owner of one llama.cpp model, its context and its eval callback: tokenize, decode, logits.
 
-The callback obeys DESIGN.md facts 5 and 18: it never raises (an exception is stored and raised after the decode), always
-returns a bool, is kept alive as long as the context, and the memory is cleared before every chunk.
+The callback obeys DESIGN.md facts 5 and 18: it never raises (an exception is stored and raised after the decode),
+always returns a bool, is kept alive as long as the context, and the memory is cleared before every chunk.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol
+from typing import Any, Protocol
 
 import llama_cpp
 import numpy as np
@@ -92,7 +92,7 @@ llama_cpp.llama_backend_init()
 
 def system_info() -> str:
     """llama.cpp's line of CPU features and backends."""
-    return llama_cpp.llama_print_system_info().decode().strip()
+    return str(llama_cpp.llama_print_system_info().decode().strip())
 
 
 class Session:
@@ -109,6 +109,7 @@ class Session:
         self.options = options
         self._tap: Tap | None = None
         self._failure: BaseException | None = None
+        self._stop = False
         self._stack = ExitStack()
         try:
             self._model = self._load_model()
@@ -117,7 +118,7 @@ class Session:
             self._stack.close()
             raise
 
-    def _load_model(self) -> llama_cpp.llama_model_p:
+    def _load_model(self) -> Any:  # noqa: ANN401 - an opaque ctypes pointer
         log.clear()
         params = llama_cpp.llama_model_default_params()
         params.n_gpu_layers = self.options.n_gpu_layers
@@ -136,14 +137,13 @@ class Session:
         self.n_ctx_train = int(llama_cpp.llama_model_n_ctx_train(model))
         return model
 
-    def _make_context(self) -> llama_cpp.llama_context_p:
+    def _make_context(self) -> Any:  # noqa: ANN401 - an opaque ctypes pointer
         params = llama_cpp.llama_context_default_params()
         # One graph per decode: a chunk is never split, so every stream point is seen exactly once.
         params.n_ctx = params.n_batch = params.n_ubatch = self.options.n_ctx
         params.n_threads = params.n_threads_batch = self.options.n_threads
         self._callback = llama_cpp.ggml_backend_sched_eval_callback(self._on_node)
         self._abort = llama_cpp.ggml_abort_callback(lambda _data: self._stop)
-        self._stop = False
         params.cb_eval = self._callback
         params.abort_callback = self._abort
         context = llama_cpp.llama_init_from_model(self._model, params)
@@ -157,7 +157,9 @@ class Session:
     def __enter__(self) -> Session:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def close(self) -> None:
@@ -207,7 +209,10 @@ class Session:
         return view
 
     def record(self, tokens: Sequence[int]) -> Graph:
-        """The compute graph of decoding these tokens. Nothing is computed: the decode is aborted once it has been shown."""
+        """The compute graph of decoding these tokens.
+
+        Nothing is computed: the decode is aborted once all nodes have been shown.
+        """
         recorder = _RecordTap(self)
         self._run(tokens, recorder, 0, may_abort=True)
         return recorder.recorder.graph()
@@ -253,7 +258,7 @@ class Session:
             if ask:
                 return tap.ask(address)
             tap.see(address)
-        except BaseException as error:  # noqa: BLE001 - nothing may leave a C callback; raised again after the decode
+        except BaseException as error:
             self._failure = error
             self._tap = None
             return False

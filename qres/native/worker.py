@@ -1,8 +1,8 @@
 """Runs native work in a child process, so that an abort or a segfault in llama.cpp becomes one readable line.
 
-The child gets a picklable function and arguments; events and the result come back over a pipe. Its standard error goes to a
-temporary file, whose last lines explain a crash (GGML_ASSERT prints there and nowhere else); QRES_DEBUG=1 shows all of it. The child ends when the parent
-does, however the parent dies; Ctrl-C in the parent kills the child at once.
+The child gets a picklable function and arguments; events and the result come back over a pipe. Its standard error goes
+to a temporary file, whose last lines explain a crash (GGML_ASSERT prints there and nowhere else); QRES_DEBUG=1 shows
+all of it. The child ends when the parent does, however the parent dies; Ctrl-C in the parent kills the child at once.
 """
 
 from __future__ import annotations
@@ -99,11 +99,15 @@ def _child(
     except QresError as error:
         sender.send(("error", error))
     except MemoryError:
-        sender.send(("error", NativeError("out of memory", "fewer levels, a smaller --n-ctx, or a machine with more memory")))
-    except Exception as error:  # noqa: BLE001 - a bug of ours: report it whole through the parent
+        sender.send(
+            ("error", NativeError("out of memory", "fewer levels, a smaller --n-ctx, or a machine with more memory"))
+        )
+    except Exception as error:
         traceback.print_exc()
         sys.stderr.flush()
-        sender.send(("error", NativeError(f"internal error: {type(error).__name__}: {error}", "QRES_DEBUG=1 shows more")))
+        sender.send(
+            ("error", NativeError(f"internal error: {type(error).__name__}: {error}", "QRES_DEBUG=1 shows more"))
+        )
 
 
 def _die_with_parent() -> None:

@@ -1,8 +1,9 @@
 """Sensitivity by patching: the KLD that one unit's quantization error causes in an otherwise exact model.
 
-A unit is the embedding, a branch, or the head. Its error was recorded in a forced run (each branch read the reference's stream);
-adding it to the reference's own run and letting everything downstream react gives the damage of quantizing that unit alone,
-without building a file for it. Damage at 4 to 6 bits is additive within about 10 % (DESIGN.md facts 10 to 12).
+A unit is the embedding, a branch, or the head. Its error was recorded in a forced run (each branch read the reference's
+stream); adding it to the reference's own run and letting everything downstream react gives the damage of quantizing
+that unit alone, without building a file for it. Damage at 4 to 6 bits is additive within about 10 % (DESIGN.md facts 10
+to 12).
 """
 
 from __future__ import annotations
@@ -36,8 +37,9 @@ def budget(rest_decodes: int, levels: int, rank_chunks: int) -> int:
 def choose(injected_errors: Sequence[float | None], count: int) -> tuple[int, ...]:
     """The units to patch: those that put the largest error into the stream, largest first.
 
-    Of the cheap measures the injected error ranks best (DESIGN.md fact 13: Spearman 0.88 with measured damage, against 0.55 for the
-    local error alone and 0.20 for the branch ratio). Units without any error are left out: their damage is exactly 0.
+    Of the cheap measures the injected error ranks best (DESIGN.md fact 13: Spearman 0.88 with measured damage, against
+    0.55 for the local error alone and 0.20 for the branch ratio). Units without any error are left out: their damage is
+    exactly 0.
 
     Args:
         injected_errors: Median injected error of the embedding and each branch; None where there is none.
@@ -45,4 +47,3 @@ def choose(injected_errors: Sequence[float | None], count: int) -> tuple[int, ..
     """
     ranked = sorted(range(len(injected_errors)), key=lambda i: -(injected_errors[i] or 0.0))
     return tuple(i for i in ranked[:count] if injected_errors[i])
-

