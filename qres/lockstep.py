@@ -6,7 +6,7 @@ Nothing is stored between chunks but running statistics, so memory does not depe
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -107,29 +107,37 @@ class Lockstep:
     # -- decodes
 
     def noise_floor(self, weights: frozenset[str], chunk: Chunk) -> NoiseFloor:
-        """The reference decoded whole against the reference decoded in two halves, which only reorders arithmetic."""
+        """The reference against itself in other arithmetic: without flash attention, and in two halves.
+
+        Both are choices that users make without a thought and that no level can be blamed for.
+        """
         half = len(chunk) // 2
         pieces = (chunk[:half], chunk[half:])
-        stats = OutputStats()
-        if self.rmap is None:
-            scored = score_reference(self.reference.decode(chunk), chunk)
-            parts = [self.reference.decode(piece, start=i * half).copy() for i, piece in enumerate(pieces)]
-            stats.update(score(scored, np.concatenate(parts)))
-            return NoiseFloor(stats.kld.mean, None)
-        whole, whole_logits = capture(self.reference, self.rmap, chunk)
-        scored = score_reference(whole_logits, chunk)
-        half_map = self._trace(self.reference, weights, pieces[0])
-        halves = []
-        for i, piece in enumerate(pieces):
-            snapshot, logits = capture(self.reference, half_map, piece, start=i * half)
-            halves.append((snapshot, logits.copy()))
-        stats.update(score(scored, np.concatenate([logits for _, logits in halves])))
-        drift = Quantiles()
-        for j, x in enumerate(whole.stream):
-            y = np.concatenate([snapshot.stream[j] for snapshot, _ in halves])
-            drift.update(norms(y - x) / np.maximum(norms(x), np.finfo(np.float64).tiny))
+        whole, logits = self._capture_or_decode(self.reference, self.rmap, chunk)
+        scored = score_reference(logits, chunk)
+        stats, drift = OutputStats(), Quantiles()
+        options = replace(self.reference.options, flash_attention=False)
+        with Session(self.reference.path, options) as other:
+            other_map = self._trace(other, weights, pieces[0]) if self.rmap else None
+            parts, streams = [], []
+            for i, piece in enumerate(pieces):
+                snapshot, logits = self._capture_or_decode(other, other_map, piece, start=i * half)
+                parts.append(logits.copy())
+                streams.append(snapshot.stream if snapshot else ())
+        stats.update(score(scored, np.concatenate(parts)))
+        for x, first, second in zip(whole.stream if whole else (), *streams, strict=True):
+            difference = norms(np.concatenate([first, second]) - x)
+            drift.update(difference / np.maximum(norms(x), np.finfo(np.float64).tiny))
         self._step("noise floor")
         return NoiseFloor(stats.kld.mean, drift.quantile(0.5))
+
+    @staticmethod
+    def _capture_or_decode(
+        model: Session, rmap: ResidualMap | None, chunk: Chunk, start: int = 0
+    ) -> tuple[Snapshot | None, Floats]:
+        if rmap is None:
+            return None, model.decode(chunk, start=start)
+        return capture(model, rmap, chunk, start)
 
     def run_chunk(self, chunk: Chunk, stats: Sequence[LevelStats], health: HealthStats | None = None) -> ChunkRun:
         """Decode one chunk by the reference, then by each level free-running and forced, and update the statistics."""

@@ -323,7 +323,7 @@ class OutputStats:
         return index / _DELTA_BINS * 2 - 1
 
     def _group(self, kind: int, labels: list[str]) -> tuple[Group, ...]:
-        rows = zip(labels, self._groups[kind], strict=True)
+        rows = zip(labels, self._groups[kind].tolist(), strict=True)
         return tuple(
             Group(label, int(n), kld / n if n else None, top / n if n else None) for label, (n, kld, top) in rows
         )

@@ -64,12 +64,22 @@ def show_answer(result: Result, paths: Sequence[Path]) -> None:
     console.print(Text(result.verdict.keep))
     console.print(Text(f"Report: {paths[0]} (also {', '.join(path.name for path in paths[1:])})"))
     console.print()
-    levels = tables.levels(result)
-    table = RichTable(box=None, header_style="dim", pad_edge=False)
-    for column in levels.columns:
-        table.add_column(Text(column.title), justify="right" if column.align == "right" else "left")
-    for row in levels.rows:
-        table.add_row(*(Text(cell) for cell in row))
-    console.print(table)
+    console.print(_levels(result))
     for warning in result.warnings if result.reference.is_16bit else result.warnings[1:]:
         console.print(Text(f"Note: {warning}", style="yellow"))
+
+
+_SHOWN = ("level", "MiB", "bits/weight", "KLD mean ± SE", "same top", "PPL change")
+"""Columns of the levels table that fit a terminal of 80 characters; the report has them all."""
+
+
+def _levels(result: Result) -> RichTable:
+    levels = tables.levels(result)
+    shown = [i for i, column in enumerate(levels.columns) if column.title in _SHOWN]
+    table = RichTable(box=None, header_style="dim", pad_edge=False)
+    for i in shown:
+        column = levels.columns[i]
+        table.add_column(Text(column.title), justify="right" if column.align == "right" else "left", no_wrap=True)
+    for row in levels.rows:
+        table.add_row(*(Text(row[i]) for i in shown))
+    return table

@@ -44,6 +44,8 @@ class SessionOptions:
     n_ctx: int
     n_threads: int
     n_gpu_layers: int = 0
+    flash_attention: bool = True
+    """False computes attention step by step: the same model in other arithmetic, for the noise floor."""
 
 
 _DEBUG_LEVEL = 1
@@ -142,6 +144,8 @@ class Session:
         # One graph per decode: a chunk is never split, so every stream point is seen exactly once.
         params.n_ctx = params.n_batch = params.n_ubatch = self.options.n_ctx
         params.n_threads = params.n_threads_batch = self.options.n_threads
+        if not self.options.flash_attention:
+            params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
         self._callback = llama_cpp.ggml_backend_sched_eval_callback(self._on_node)
         self._abort = llama_cpp.ggml_abort_callback(lambda _data: self._stop)
         params.cb_eval = self._callback
