@@ -12,11 +12,11 @@ positional embeddings) either have no block weights behind them or are not on th
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from qres.branch import BLOCK, Branch, family, kind_of, name_units, norm_placement
 from qres.errors import UnsupportedError
 from qres.native.graph import Graph, Node
 
@@ -24,48 +24,6 @@ _VIEWS = frozenset({"RESHAPE", "VIEW", "PERMUTE", "TRANSPOSE"})
 _COPIES = _VIEWS | {"CONT", "CPY", "DUP"}
 _NORMS = frozenset({"NORM", "RMS_NORM", "L2_NORM", "GROUP_NORM"})
 _WRITES = frozenset({"SET_ROWS", "CPY", "SET"})
-_BLOCK = re.compile(r"^(?:\w+\.)?blk\.(\d+)\.(.+)$")
-
-_KINDS: tuple[tuple[str, re.Pattern[str]], ...] = (
-    ("moe", re.compile(r"ffn_\w+_exps|ffn_gate_inp")),
-    ("ffn", re.compile(r"ffn_(?!norm)|channel_mix")),
-    ("rwkv", re.compile(r"time_mix")),
-    ("ssm", re.compile(r"ssm_")),
-    ("conv", re.compile(r"shortconv")),
-    ("attention", re.compile(r"attn_(?!norm|post_norm|sub_norm)|cross_attn")),
-)
-"""Kind of a branch by the block weights behind it, first match wins (an MoE layer also has ffn weights, linear
-attention has both `ssm_` and `attn_` ones)."""
-
-
-@dataclass(frozen=True)
-class Branch:
-    """What one residual add adds to the stream, after post-norm and residual scale."""
-
-    index: int
-    """Stream point after it, 1..M."""
-    unit: str
-    """Name as a unit of sensitivity: `<layer>.<kind>`, with a running number where that is not unique."""
-    layer: int | None
-    kind: str
-    """`attention`, `ffn`, `moe`, `ssm`, `conv`, `rwkv` or `other`."""
-    label: str
-    """llama.cpp's name of the tensor, for people; not unique."""
-    weights: tuple[str, ...]
-    reads: int
-    """Stream point that the branch reads: its input for ratios. Parallel branches read the same one."""
-    node: int
-    """Ordinal of the branch tensor."""
-    add: int
-    """Ordinal of the residual add that puts it into the stream."""
-    stream_in: int | None
-    """Ordinal of the add's stream operand where that is not the point before (the stream was scaled or normed on the
-    way)."""
-    closes: bool
-    """True when the add's result is stream point `index`; False for all but the last of branches that one add adds
-    together."""
-    norm_before: bool
-    norm_after: bool
 
 
 @dataclass(frozen=True)
@@ -171,7 +129,7 @@ class _Tracer:
         if node.op in {"MUL", "ADD"}:
             other = next((source for source in node.sources if source != stream), stream)
             single = self.nodes[other].size == 1  # a learned scalar for the whole layer, as in Gemma 4
-            embedding_norm = start and not _BLOCK.match(self._root(other).name)
+            embedding_norm = start and not BLOCK.match(self._root(other).name)
             return self._is_weight(other) and (self.through_norms or embedding_norm or single)
         return False
 
@@ -184,7 +142,7 @@ class _Tracer:
         stream = max(on, key=lambda index: self.path[index].adds)
         other = b if stream == a else a
         adds = self.path[stream].adds
-        if any(_BLOCK.match(name) for name in self._behind(other).weights):
+        if any(BLOCK.match(name) for name in self._behind(other).weights):
             return _Step(stream, adds + 1, branch=other)
         return _Step(stream, adds)
 
@@ -248,7 +206,7 @@ class _Tracer:
             branches=branches,
             embedding_weights=embedding,
             head_weights=tuple(sorted(head.weights)),
-            norm_placement=_norm_placement(branches, self.through_norms),
+            norm_placement=norm_placement(branches, self.through_norms),
             checks={o: (self._at(o).op, self._at(o).name) for o in sorted(ordinals)},
         )
 
@@ -258,7 +216,7 @@ class _Tracer:
             node = self.nodes[index]
             if node.ne[0] == n_vocab and node.size == n_vocab * self.n_tokens:
                 found = self._behind(index)
-                if found.reads and not any(map(_BLOCK.match, found.weights)):
+                if found.reads and not any(map(BLOCK.match, found.weights)):
                     return found
         return None
 
@@ -314,7 +272,7 @@ class _Tracer:
                     )
                 )
             point_of[add] = len(branches)
-        return _name_units(branches)
+        return name_units(branches)
 
     def _stream_in(self, operand: int) -> int | None:
         """Ordinal of the add's stream operand where more than copying lies between it and the point before."""
@@ -336,21 +294,21 @@ class _Tracer:
         a, b = node.sources[0], node.sources[1]
         if not all(self._is_stream_shaped(self.nodes[x]) and not self.nodes[x].is_leaf for x in (a, b)):
             return (operand,)
-        kinds = [_kind(self._own_weights(x)[1]) for x in (a, b)]
-        if "other" in kinds or _family(kinds[0]) == _family(kinds[1]):
+        kinds = [kind_of(self._own_weights(x)[1]) for x in (a, b)]
+        if "other" in kinds or family(kinds[0]) == family(kinds[1]):
             return (operand,)
         pair = self._parts(a) + self._parts(b)
-        return tuple(sorted(pair, key=lambda x: _kind(self._own_weights(x)[1]) in {"ffn", "moe"}))
+        return tuple(sorted(pair, key=lambda x: kind_of(self._own_weights(x)[1]) in {"ffn", "moe"}))
 
     def _own_weights(self, operand: int) -> tuple[int | None, tuple[str, ...]]:
         """Layer of a branch and the weights behind it, those reached only through the layer's own cache included."""
         found = self._behind(operand)
-        layers = Counter(int(m[1]) for m in map(_BLOCK.match, found.weights) if m)
+        layers = Counter(int(m[1]) for m in map(BLOCK.match, found.weights) if m)
         layer = layers.most_common(1)[0][0] if layers else None
         names = set(found.weights)
         for writer in found.caches:  # keys and values of another layer's cache (shared KV) belong to that layer
             for name in self._behind(writer).weights:
-                match = _BLOCK.match(name)
+                match = BLOCK.match(name)
                 if match and int(match[1]) == layer:
                     names.add(name)
         return layer, tuple(sorted(names))
@@ -363,7 +321,7 @@ class _Tracer:
             index=0,
             unit="",
             layer=layer,
-            kind=_kind(names),
+            kind=kind_of(names),
             label=self.nodes[operand].name,
             weights=names,
             reads=max(reads, default=max(point_of.values(), default=0)),
@@ -402,41 +360,3 @@ class _Behind:
     reads: set[int]
     caches: set[int]
     norm_before: bool
-
-
-def _kind(weights: tuple[str, ...]) -> str:
-    """Kind of a branch from the block weights behind it."""
-    blocks = " ".join(match[2] for match in map(_BLOCK.match, weights) if match)
-    return next((kind for kind, pattern in _KINDS if pattern.search(blocks)), "other")
-
-
-def _family(kind: str) -> str:
-    return "ffn" if kind == "moe" else kind
-
-
-def _name_units(branches: list[Branch]) -> tuple[Branch, ...]:
-    """Give each branch its unit name; a block that runs twice, or has two branches of a kind, gets running numbers."""
-    seen: Counter[str] = Counter()
-    out = []
-    for branch in branches:
-        unit = f"{'none' if branch.layer is None else branch.layer}.{branch.kind}"
-        seen[unit] += 1
-        out.append(replace(branch, unit=unit if seen[unit] == 1 else f"{unit}.{seen[unit]}"))
-    return tuple(out)
-
-
-def _norm_placement(branches: tuple[Branch, ...], through_norms: bool) -> str:
-    """Where norms sit, by majority.
-
-    `pre`, `post` (on the branch), `sandwich` (both), `post-add` (on the stream) or `none`; `, parallel` where branches
-    share their input.
-    """
-    before = sum(b.norm_before for b in branches) * 2 > len(branches)
-    after = sum(b.norm_after for b in branches) * 2 > len(branches)
-    if through_norms:
-        placement = "post-add"
-    else:
-        placement = {(True, True): "sandwich", (True, False): "pre", (False, True): "post"}.get((before, after), "none")
-    reads = Counter(b.reads for b in branches)
-    shared = sum(n for n in reads.values() if n > 1)
-    return f"{placement}, parallel" if shared * 2 > len(branches) else placement

@@ -1,0 +1,45 @@
+# make demo   install, then scan the embedded model to a report
+# make test   install, then run all tests
+# make lint   formatting, lint and types
+# make bench  speed and memory as ratios measured in one run
+# make report-sample   write reports/sample again
+
+PYTHON ?= python3
+VENV ?= .venv
+# torch is installed first and pinned here, so that pip does not fetch a newer build of several gigabytes; any torch that
+# pyproject.toml admits works: make TORCH='torch>=2.2' ...
+TORCH ?= torch==2.13.0
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+.PHONY: demo test lint bench report-sample clean
+
+$(VENV)/pip.stamp:
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/installed.stamp: $(VENV)/pip.stamp pyproject.toml
+	@echo "Installing; the first time llama-cpp-python is compiled, about 5 minutes on 2 cores."
+	$(PIP) '$(TORCH)'
+	$(PIP) -e '.[demo,dev]'
+	@touch $@
+
+demo: $(VENV)/installed.stamp
+	$(BIN)/qres demo --out reports/demo
+
+test: $(VENV)/installed.stamp
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/installed.stamp
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench: $(VENV)/installed.stamp
+	$(BIN)/python tests/bench.py
+
+report-sample: $(VENV)/installed.stamp
+	$(BIN)/qres demo --levels Q4_K_M,Q5_K_M,Q6_K,Q8_0 --out reports/sample
+
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache
