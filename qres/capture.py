@@ -1,6 +1,6 @@
 """One chunk through one model: read the stream, force it, or inject errors into it.
 
-Three runs, all from inside the eval callback, none of which changes how llama.cpp computes (DESIGN.md facts 4, 7 and
+Three runs, all from inside the eval callback, none of which changes how llama.cpp computes (docs/facts.md, 4, 7 and
 8):
 
     capture  reads every stream point and branch of a free-running model
@@ -112,21 +112,27 @@ def capture(session: Session, rmap: ResidualMap, tokens: Sequence[int], start: i
 
 
 def identity_error(rmap: ResidualMap, snapshot: Snapshot) -> float:
-    """How well stream after = stream before + branch holds.
+    """How well stream after = stream before + branches holds.
 
     Returns:
-        The largest |after - (before + branch)| over all points, in units of float32 rounding of |before| + |branch|;
-        below `IDENTITY_TOLERANCE` on a correct map.
+        The largest |after - (before + branches)| over all residual adds, in units of float32 rounding of
+        |before| + |branches|; below `IDENTITY_TOLERANCE` on a correct map.
     """
     worst = 0.0
+    total = magnitude = snapshot.stream[0]
+    starts = True
     for branch in rmap.branches:
-        before = snapshot.stream_in.get(branch.index, snapshot.stream[branch.index - 1])
+        if starts:
+            total = snapshot.stream_in.get(branch.index, snapshot.stream[branch.index - 1])
+            magnitude = np.abs(total)
         added = snapshot.branches[branch.index - 1]
-        miss = np.abs(snapshot.stream[branch.index] - (before + added))
-        if not miss.any():
-            continue
-        rounding = (np.abs(before) + np.abs(added)) * EPS
-        worst = max(worst, float(np.max(miss / np.maximum(rounding, np.finfo(np.float32).tiny))))
+        total = total + added
+        magnitude = magnitude + np.abs(added)
+        starts = branch.closes
+        if branch.closes:
+            miss = np.abs(snapshot.stream[branch.index] - total)
+            rounding = np.maximum(magnitude * EPS, np.finfo(np.float32).tiny)
+            worst = max(worst, float(np.max(miss / rounding)))
     return worst
 
 

@@ -1,6 +1,6 @@
 """Finds the residual stream in a compute graph: its points, the branch each residual add adds, the weights behind it.
 
-Works by structure alone (DESIGN.md fact 2): llama.cpp's node names repeat, lie and are absent. The one thing names are
+Works by structure alone (docs/facts.md, 2): llama.cpp's node names repeat, lie and are absent. The one thing names are
 used for is the block number and kind of a branch, taken from the *weights* behind it, whose GGUF names are a standard.
 
 The idea. A tensor lies on the identity path when it can be followed back to the token embedding through nothing but
@@ -37,7 +37,7 @@ class ResidualMap:
     head_weights: tuple[str, ...]
     norm_placement: str
     checks: dict[int, tuple[str, str]]
-    """Operation and name at each ordinal used, to be compared on every later decode (DESIGN.md fact 3)."""
+    """Operation and name at each ordinal used, to be compared on every later decode (docs/facts.md, 3)."""
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ class Node:
     function: str
     """The function of a unary or GLU operation (`SILU`), else the operation again."""
     name: str
-    """llama.cpp's label. Never a key: names repeat, lie and are absent (DESIGN.md fact 2)."""
+    """llama.cpp's label. Never a key: names repeat, lie and are absent (docs/facts.md, 2)."""
     ne: tuple[int, int, int, int]
     type: int
     sources: tuple[int, ...]

@@ -26,7 +26,7 @@ def quantize(
 
     Args:
         source: The reference model (its first shard).
-        target: File to write; must not be the source, under any name (DESIGN.md fact 17).
+        target: File to write; must not be the source, under any name (docs/facts.md, 17).
         ftype: llama.cpp's `llama_ftype` of the level.
         threads: Threads to use.
         on_tensor: Called with (tensors done, tensors in all).

@@ -1,6 +1,6 @@
 """Owner of one llama.cpp model, its context and its eval callback: tokenize, decode, logits.
 
-The callback obeys DESIGN.md facts 5 and 18: it never raises (an exception is stored and raised after the decode),
+The callback obeys docs/facts.md, 5 and 18: it never raises (an exception is stored and raised after the decode),
 always returns a bool, is kept alive as long as the context, and the memory is cleared before every chunk.
 """
 
@@ -39,7 +39,7 @@ class Tap(Protocol):
 
 @dataclass(frozen=True)
 class SessionOptions:
-    """Settings that must be the same for every model of a comparison (DESIGN.md fact 19)."""
+    """Settings that must be the same for every model of a comparison (docs/facts.md, 19)."""
 
     n_ctx: int
     n_threads: int
@@ -222,7 +222,7 @@ class Session:
         return recorder.recorder.graph()
 
     def _run(self, tokens: Sequence[int], tap: Tap | None, start: int, *, may_abort: bool = False) -> None:
-        if not 0 < len(tokens) <= self.options.n_ctx:  # llama.cpp would abort the process (DESIGN.md fact 17)
+        if not 0 < len(tokens) <= self.options.n_ctx:  # llama.cpp would abort the process (docs/facts.md, 17)
             raise NativeError(f"{len(tokens)} tokens do not fit a batch of {self.options.n_ctx}")
         if start == 0:
             llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._context), True)
@@ -252,7 +252,7 @@ class Session:
             batch.pos[i] = start + i
             batch.n_seq_id[i] = 1
             batch.seq_id[i][0] = 0
-            batch.logits[i] = 1  # every token, or the last layer has fewer rows than the others (DESIGN.md fact 6)
+            batch.logits[i] = 1  # every token, or the last layer has fewer rows than the others (docs/facts.md, 6)
 
     def _on_node(self, address: int, ask: bool, _data: object) -> bool:
         tap = self._tap

@@ -88,6 +88,7 @@ def _receive(receiver: Connection, on_event: Callable[[Any], None]) -> tuple[str
 def _child(
     sender: Connection, log: Path, work: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]
 ) -> None:
+    os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # ggml_abort would start a debugger for a stack nobody reads
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(descriptor, 2)
@@ -117,13 +118,16 @@ def _die_with_parent() -> None:
         os._exit(1)
 
 
-_SPEAKING = re.compile(r"GGML_ASSERT|error|fail|abort|what\(\)|not enough|out of", re.IGNORECASE)
+_ABORT = re.compile(r"(?:^|/)([\w.-]+\.(?:cpp|cc|c|cu|h|hpp|m|mm):\d+: .*)")
+"""How ggml_abort begins: source file, line, what was wrong."""
+_SPEAKING = re.compile(r"error|fail|what\(\)|not enough|out of", re.IGNORECASE)
 
 
 def _crash(exitcode: int | None, log: Path) -> NativeError:
     """What a dead child's exit code and log say."""
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
-    telling = [line.strip() for line in lines if _SPEAKING.search(line)]
+    aborts = [match[1] for match in map(_ABORT.search, lines) if match]
+    telling = aborts or [line.strip() for line in lines if _SPEAKING.search(line)]
     words = telling[-1] if telling else (lines[-1].strip() if lines else "no message")
     if exitcode is not None and exitcode < 0:
         name = signal.Signals(-exitcode).name

@@ -2,7 +2,7 @@
 
 A unit is the embedding, a branch, or the head. Its error was recorded in a forced run (each branch read the reference's
 stream); adding it to the reference's own run and letting everything downstream react gives the damage of quantizing
-that unit alone, without building a file for it. Damage at 4 to 6 bits is additive within about 10 % (DESIGN.md facts 10
+that unit alone, without building a file for it. Damage at 4 to 6 bits is additive within about 10 % (docs/facts.md, 10
 to 12).
 """
 
@@ -37,7 +37,7 @@ def budget(rest_decodes: int, levels: int, rank_chunks: int) -> int:
 def choose(injected_errors: Sequence[float | None], count: int) -> tuple[int, ...]:
     """The units to patch: those that put the largest error into the stream, largest first.
 
-    Of the cheap measures the injected error ranks best (DESIGN.md fact 13: Spearman 0.88 with measured damage, against
+    Of the cheap measures the injected error ranks best (docs/facts.md, 13: Spearman 0.88 with measured damage, against
     0.55 for the local error alone and 0.20 for the branch ratio). Units without any error are left out: their damage is
     exactly 0.
 

@@ -1,0 +1,45 @@
+"""The tiny random models of many llama.cpp architectures, where the workplace of the project has them.
+
+They are made from headers that are not part of the repository: set QRES_SHARED to the folder that holds `archs/`, or put it
+beside the checkout as `../shared`. Tests that need them skip elsewhere and say so.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+SHARED = Path(os.environ.get("QRES_SHARED", Path(__file__).resolve().parents[2] / "shared"))
+
+
+def need(path: str) -> Path:
+    """A file of the shared folder, or a skipped test."""
+    found = SHARED / path
+    if not found.exists():
+        pytest.skip(f"needs {path} in the folder named by QRES_SHARED")
+    return found
+
+
+def names() -> list[str]:
+    """Every architecture there is a header for, sorted."""
+    return sorted(path.name.removesuffix(".header.gz") for path in (SHARED / "archs").glob("*.header.gz"))
+
+
+def _maker() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("make_archs", need("archs/make_archs.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def make(name: str, folder: Path) -> Path:
+    """Write one of the models."""
+    target = folder / f"{name}.gguf"
+    _maker().write(need(f"archs/{name}.header.gz"), target)
+    return target

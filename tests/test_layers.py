@@ -1,0 +1,253 @@
+"""The architecture, enforced: who may import whom, how long things may get, and what `import qres.cli` may load."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+REPO = Path(__file__).parent.parent
+PACKAGE = REPO / "qres"
+
+MAX_MODULE_LINES = 400
+MAX_FUNCTION_LINES = 80
+
+NATIVE = {"errors", "native"}
+REPORT = {"records", "errors", "levels", "report"}
+
+ALLOWED: dict[str, set[str]] = {
+    "": set(),
+    # what everything may know
+    "errors": set(),
+    "records": {"errors"},
+    "levels": {"errors"},
+    "metrics": {"errors", "records"},
+    # files and texts, without a model
+    "gguf_kind": {"errors"},
+    "gguf_header": {"errors", "gguf_kind", "levels"},
+    "gguf_file": {"errors", "gguf_header", "gguf_kind", "levels", "records"},
+    "corpus": {"errors"},
+    "demo": {"errors"},
+    # the border to llama.cpp
+    "native": set(),
+    "native.ggml": NATIVE,
+    "native.graph": NATIVE,
+    "native.memory": NATIVE,
+    "native.quantizer": NATIVE,
+    "native.session": NATIVE,
+    "native.worker": NATIVE,
+    "level_cache": {"errors", "gguf_file", "levels", "native.quantizer", "native.worker"},
+    # measuring, in the worker
+    "residual": {"errors", "native.graph"},
+    "capture": {"errors", "native.ggml", "native.session", "residual"},
+    "drift": {"capture", "metrics"},
+    "lockstep": {"capture", "corpus", "drift", "errors", "metrics", "native.session", "records", "residual"},
+    "sensitivity": set(),
+    "sensitivity.patching": {"residual"},
+    "summary": {"drift", "lockstep", "metrics", "records", "residual", "sensitivity.patching"},
+    "job": {"corpus", "records"},
+    "measure": {
+        "advice",
+        "corpus",
+        "drift",
+        "job",
+        "lockstep",
+        "native.session",
+        "records",
+        "residual",
+        "sensitivity.patching",
+        "summary",
+    },
+    # the answer
+    "advice": {"metrics", "records"},
+    "deploy": {"advice", "records"},
+    "assemble": {"", "gguf_file", "job", "levels", "records"},
+    "scan": {
+        "advice",
+        "assemble",
+        "corpus",
+        "deploy",
+        "errors",
+        "gguf_file",
+        "job",
+        "level_cache",
+        "levels",
+        "measure",
+        "native.memory",
+        "native.worker",
+        "records",
+    },
+    # out to the user
+    "report": REPORT,
+    "report.charts": REPORT,
+    "report.file_tables": REPORT,
+    "report.formatting": REPORT,
+    "report.html": REPORT,
+    "report.layer_tables": REPORT,
+    "report.markdown": REPORT,
+    "report.sections": REPORT,
+    "report.series": REPORT,
+    "report.table": REPORT,
+    "report.tables": REPORT,
+    "report.themes": REPORT,
+    "report.words": REPORT,
+    "write": {"errors", "records", "report"},
+    "progress": {"records", "report"},
+    "cli": {"demo", "errors", "level_cache", "progress", "records", "scan", "write"},
+}
+"""Module -> what it may import of qres, at module level or within a function; a package allows its modules."""
+
+ONLY_IN: dict[str, set[str]] = {
+    "ctypes": {"native"},
+    "llama_cpp": {"native"},
+    "multiprocessing": {"native"},
+    "typer": {"cli"},
+    "rich": {"cli", "progress"},
+    "altair": {"report"},
+    "vl_convert": {"report"},
+    "jinja2": {"report"},
+    "msgspec": {"records"},
+    "torch": {"native"},
+}
+"""Library -> the modules (or packages) of qres that may import it."""
+
+
+def module_name(path: Path) -> str:
+    return ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix("__init__").rstrip(".")
+
+
+MODULES: dict[str, ast.Module] = {
+    module_name(path): ast.parse(path.read_text(encoding="utf-8")) for path in sorted(PACKAGE.rglob("*.py"))
+}
+PATHS = {module_name(path): path for path in PACKAGE.rglob("*.py")}
+
+
+def imports(tree: ast.Module) -> Iterator[str]:
+    """Full names of all modules imported, wherever; relative imports come with their dots."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = "." * node.level + (node.module or "")
+            for alias in node.names:
+                full = f"{base}.{alias.name}"
+                yield full if full.removeprefix("qres.") in MODULES else base
+
+
+def within(name: str, allowed: set[str]) -> bool:
+    return any(name == one or (one and name.startswith(f"{one}.")) for one in allowed)
+
+
+def test_every_module_is_in_the_table() -> None:
+    assert sorted(MODULES) == sorted(ALLOWED), "a new module needs its row: decide what it may know"
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_module_imports_what_it_may(module: str) -> None:
+    own = {name.removeprefix("qres").lstrip(".") for name in imports(MODULES[module]) if name.split(".")[0] == "qres"}
+    assert {name for name in own if not within(name, ALLOWED.get(module, set()))} == set()
+
+
+def test_imports_are_absolute() -> None:
+    assert [module for module, tree in MODULES.items() if any(name.startswith(".") for name in imports(tree))] == []
+
+
+def test_table_allows_nothing_that_is_not_needed() -> None:
+    for module, tree in MODULES.items():
+        if ALLOWED[module] in (NATIVE, REPORT):
+            continue
+        own = {name.removeprefix("qres").lstrip(".") for name in imports(tree) if name.split(".")[0] == "qres"}
+        unused = {one for one in ALLOWED[module] if not any(within(name, {one}) for name in own)}
+        assert not unused, f"{module} no longer imports {unused}: take it out of the table"
+
+
+@pytest.mark.parametrize("library", sorted(ONLY_IN))
+def test_library_is_imported_only_where_it_belongs(library: str) -> None:
+    users = {module for module, tree in MODULES.items() if any(n.split(".")[0] == library for n in imports(tree))}
+    assert {module for module in users if not within(module, ONLY_IN[library])} == set()
+
+
+def test_libraries_are_imported_by_import_statements() -> None:
+    for module, tree in MODULES.items():
+        calls = {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+        assert not calls & {"__import__", "importlib.import_module", "import_module"}, module
+
+
+def test_modules_do_not_import_each_other_in_a_circle() -> None:
+    graph = {
+        module: {name.removeprefix("qres").lstrip(".") for name in imports(tree) if name.split(".")[0] == "qres"}
+        for module, tree in MODULES.items()
+    }
+    done: set[str] = set()
+    while len(done) < len(graph):
+        free = {module for module in graph if module not in done and graph[module] <= done | {"", module}}
+        assert free, f"a circle among {sorted(set(graph) - done)}"
+        done |= free
+
+
+# ---------------------------------------------------------------- sizes and docstrings
+
+TOO_LONG = {"records", "residual"}
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        pytest.param(name, marks=pytest.mark.xfail(strict=True, reason="over 400 lines")) if name in TOO_LONG else name
+        for name in sorted(MODULES)
+    ],
+)
+def test_module_is_short(module: str) -> None:
+    assert len(PATHS[module].read_text(encoding="utf-8").splitlines()) <= MAX_MODULE_LINES
+
+
+def functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+
+
+def test_functions_are_short() -> None:
+    long = {
+        f"{module}.{f.name}": lines
+        for module, tree in MODULES.items()
+        for f in functions(tree)
+        if (lines := (f.end_lineno or 0) - f.lineno + 1) > MAX_FUNCTION_LINES
+    }
+    assert long == {}
+
+
+def undocumented(node: ast.Module | ast.ClassDef, prefix: str) -> Iterator[str]:
+    for child in node.body:
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and not child.name.startswith("_"):
+            if not ast.get_docstring(child):
+                yield f"{prefix}.{child.name}"
+            if isinstance(child, ast.ClassDef):
+                yield from undocumented(child, f"{prefix}.{child.name}")
+
+
+def test_everything_public_has_a_docstring() -> None:
+    assert [module for module, tree in MODULES.items() if not ast.get_docstring(tree)] == []
+    assert [name for module, tree in MODULES.items() for name in undocumented(tree, module)] == []
+
+
+# ---------------------------------------------------------------- what importing the command line loads
+
+
+def test_importing_the_cli_loads_nothing_heavy() -> None:
+    run = subprocess.run(
+        [sys.executable, "-X", "importtime", "-c", "import qres.cli"],
+        cwd=REPO,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    loaded = {match.strip() for match in re.findall(r"^import time:[^|]*\|[^|]*\|(.+)$", run.stderr, re.MULTILINE)}
+    assert {"qres.cli", "typer", "argparse"} & loaded >= {"qres.cli", "typer"}
+    heavy = {"llama_cpp", "torch", "altair", "vl_convert", "numpy", "gguf", "jinja2", "msgspec", "multiprocessing"}
+    assert {name for name in loaded if name.split(".")[0] in heavy} == set()
+    ours = {name for name in loaded if name.split(".")[0] == "qres"}
+    assert ours == {"qres", "qres.cli", "qres.errors"}

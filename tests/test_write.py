@@ -1,0 +1,214 @@
+"""Reports on disk: whole or not at all, and never over an input."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from qres import report, write
+from qres.errors import InputError
+from qres.records import load, to_json
+from qres.report import Markdown
+from tests.example_result import example
+
+RESULT = example()
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def fail(*_args: object, **_kwargs: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
+# ---------------------------------------------------------------- what is written
+
+
+@pytest.fixture
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without drawing: what the renderers give is tested with them."""
+    images = {"charts/a.svg": "<svg>größer</svg>", "charts/b.svg": "<svg/>"}
+    monkeypatch.setattr(report, "render_markdown", lambda result: Markdown(f"# {result.verdict.level}\n", images))
+    monkeypatch.setattr(report, "render_html", lambda result: f"<p>{result.verdict.level} größer\n")
+
+
+@pytest.mark.usefixtures("_quick")
+def test_reports_of_all_formats(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "folder"
+    paths = write.reports(RESULT, folder, {"json", "md", "html"})
+    assert paths == (folder / "report.html", folder / "report.md", folder / "result.json")
+    assert paths[0].read_bytes() == "<p>Q4_K_M größer\n".encode()
+    assert paths[1].read_bytes() == b"# Q4_K_M\n"
+    assert load(paths[2]) == RESULT
+    assert (folder / "charts" / "a.svg").read_bytes() == "<svg>größer</svg>".encode()
+    assert (folder / "charts" / "b.svg").read_bytes() == b"<svg/>"
+    expected = ["charts/a.svg", "charts/b.svg", "report.html", "report.md", "result.json"]
+    assert files(folder) == expected  # nothing partial is left
+
+
+@pytest.mark.usefixtures("_quick")
+def test_reports_failed_image_leaves_no_report_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "replace", fail)
+    with pytest.raises(InputError, match=r"cannot write .*a\.svg"):
+        write.reports(RESULT, tmp_path, {"md"})
+    assert files(tmp_path) == []
+
+
+def test_reports_of_one_format_write_that_file_alone(tmp_path: Path) -> None:
+    assert write.reports(RESULT, tmp_path, ["json"]) == (tmp_path / "result.json",)
+    assert files(tmp_path) == ["result.json"]
+
+
+def test_reports_target_names_the_file(tmp_path: Path) -> None:
+    target = tmp_path / "sub" / "mine.json"
+    assert write.reports(RESULT, tmp_path / "unused", {"json"}, target) == (target,)
+    assert files(tmp_path) == ["sub/mine.json"]
+
+
+@pytest.mark.usefixtures("_quick")
+def test_reports_images_lie_beside_the_target(tmp_path: Path) -> None:
+    write.reports(RESULT, tmp_path / "unused", {"md"}, tmp_path / "sub" / "mine.md")
+    assert files(tmp_path) == ["sub/charts/a.svg", "sub/charts/b.svg", "sub/mine.md"]
+
+
+def test_reports_have_lf_line_ends_and_utf8(tmp_path: Path) -> None:
+    write.reports(RESULT, tmp_path, {"json"})
+    assert (tmp_path / "result.json").read_bytes() == to_json(RESULT).encode("utf-8")
+
+
+def test_reports_replace_older_ones(tmp_path: Path) -> None:
+    (tmp_path / "result.json").write_text("old")
+    write.reports(RESULT, tmp_path, {"json"})
+    assert load(tmp_path / "result.json") == RESULT
+
+
+# ---------------------------------------------------------------- whole or not at all
+
+
+@pytest.mark.parametrize("step", ["replace", "write_text"])
+@pytest.mark.parametrize("before", [None, "old"])
+def test_failed_write_leaves_what_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, before: str | None
+) -> None:
+    path = tmp_path / "result.json"
+    if before is not None:
+        path.write_text(before)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, step, fail)
+        with pytest.raises(InputError, match=r"cannot write .*result\.json: No space left on device"):
+            write.reports(RESULT, tmp_path, {"json"})
+    assert files(tmp_path) == ([] if before is None else ["result.json"])
+    if before is not None:
+        assert path.read_text() == before
+
+
+def test_interrupted_write_leaves_no_partial_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_args: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            write.reports(RESULT, tmp_path, {"json"})
+    assert files(tmp_path) == []
+
+
+def test_final_name_is_never_seen_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[bool, str]] = []
+    replace = Path.replace
+
+    def watch(self: Path, target: Path) -> Path:
+        seen.append((target.exists(), self.read_text(encoding="utf-8")))
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", watch)
+    write.reports(RESULT, tmp_path, {"json"})
+    assert seen == [(False, to_json(RESULT))]  # complete before it gets its name
+
+
+def test_target_that_is_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"cannot write .*: Is a directory"):
+        write.reports(RESULT, tmp_path, {"json"}, tmp_path)
+    assert files(tmp_path) == []
+    assert not [path for path in tmp_path.parent.iterdir() if path.name.endswith(".partial")]
+
+
+@pytest.mark.xfail(raises=OSError, strict=True, reason="removing the partial file in _write's finally raises anew")
+@pytest.mark.parametrize("name", ["file/report.json", "x" * 300])
+def test_target_that_cannot_be(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(InputError, match="cannot write"):
+        write.reports(RESULT, tmp_path, {"json"}, tmp_path / name)
+
+
+# ---------------------------------------------------------------- the output folder
+
+
+def test_check_folder_makes_it_and_leaves_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "a" / "b"
+    write.check_folder(folder, [])
+    assert folder.is_dir()
+    assert list(folder.iterdir()) == []
+    write.check_folder(folder, [])  # again: it may exist
+
+
+@pytest.mark.parametrize("name", ["file", "file/below"])
+def test_check_folder_with_a_file_in_the_way(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").write_text("text")
+    with pytest.raises(InputError, match=r"^cannot write to ") as caught:
+        write.check_folder(tmp_path / name, [])
+    assert "--out" in caught.value.hint
+    assert (tmp_path / "file").read_text() == "text"
+
+
+def test_check_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Path, *_args: object, **_kwargs: object) -> None:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "touch", refuse)
+    with pytest.raises(InputError, match=r"^cannot write to .*: Permission denied"):
+        write.check_folder(tmp_path, [])
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_check_folder_without_permission(tmp_path: Path) -> None:
+    folder = tmp_path / "closed"
+    folder.mkdir(mode=0o555)
+    with pytest.raises(InputError, match=r"^cannot write to .*: Permission denied"):
+        write.check_folder(folder, [])
+
+
+@pytest.mark.parametrize("name", ["report.html", "report.md", "result.json"])
+@pytest.mark.parametrize("how", ["same", "symlink to it", "it is a symlink", "hard link", "dotted"])
+def test_check_folder_protects_inputs(tmp_path: Path, name: str, how: str) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    target, other = out / name, tmp_path / "model.gguf"
+    given = other
+    if how == "it is a symlink":
+        other.write_text("model")
+        target.symlink_to(other)
+    else:
+        target.write_text("model")
+        if how == "same":
+            given = target
+        elif how == "dotted":
+            given = out / ".." / "out" / name
+        elif how == "symlink to it":
+            other.symlink_to(target)
+        else:
+            other.hardlink_to(target)
+    with pytest.raises(InputError, match="is an input of this scan and would be overwritten"):
+        write.check_folder(out, [tmp_path / "something else", given])
+    assert given.read_text() == "model"
+
+
+def test_check_folder_takes_inputs_of_other_names(tmp_path: Path) -> None:
+    model = tmp_path / "model.gguf"
+    model.write_text("model")
+    (tmp_path / "report.html").write_text("an older report, with the same text as nothing")
+    (tmp_path / "result.json").symlink_to(tmp_path / "gone")
+    write.check_folder(tmp_path, [model, tmp_path / "missing.gguf"])
