@@ -172,7 +172,9 @@ def _scan(options: object, out: Path) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point: runs the app and turns every expected failure into one line and an exit code."""
     try:
-        app(args=arguments, standalone_mode=False)
+        code = app(args=arguments, standalone_mode=False)  # typer hands an interrupt back as 130
+        if code == INTERRUPTED:
+            _fail("interrupted", "", INTERRUPTED)
     except typer.Exit as stop:
         sys.exit(stop.exit_code)
     except (KeyboardInterrupt, typer.Abort):

@@ -226,7 +226,7 @@ def _measure_work(
 
 def _memory(model: Inventory, n_ctx_train: int) -> tuple[dict[int, tuple[int, int]], tuple[Skipped, ...]]:
     """Cache and compute memory at each context length that the model was trained for."""
-    contexts = [n for n in deploy.CONTEXTS if not n_ctx_train or n <= n_ctx_train]
+    contexts = [n for n in deploy.CONTEXTS if not n_ctx_train or n <= n_ctx_train] or [n_ctx_train]
     beyond = [n for n in deploy.CONTEXTS if n not in contexts]
     skipped = tuple(
         Skipped(f"memory at {n} tokens of context", f"the model was trained for {n_ctx_train}") for n in beyond

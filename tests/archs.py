@@ -1,7 +1,7 @@
 """The tiny random models of many llama.cpp architectures, where the workplace of the project has them.
 
-They are made from headers that are not part of the repository: set QRES_SHARED to the folder that holds `archs/`, or put it
-beside the checkout as `../shared`. Tests that need them skip elsewhere and say so.
+They are made from headers that are not part of the repository: set QRES_SHARED to the folder that holds `archs/`, or
+put it beside the checkout as `../shared`. Tests that need them skip elsewhere and say so.
 """
 
 from __future__ import annotations

@@ -229,6 +229,18 @@ def test_post_branch_norms() -> None:
     assert [(b.norm_before, b.norm_after) for b in found.branches] == [(False, True)] * 4
 
 
+def test_norm_before_the_residual_scale_is_a_post_norm() -> None:
+    g = Builder()
+    x = g.embedding()
+    for layer in range(2):
+        x = g.add(x, g.op("SCALE", g.norm(g.attention(layer, x), f"blk.{layer}.post_attention_norm.weight")))
+        x = g.add(x, g.op("SCALE", g.norm(g.ffn(layer, x), f"blk.{layer}.post_ffw_norm.weight")))
+    g.head(x)
+    found = g.trace()
+    assert shape(found) == SEQUENTIAL
+    assert found.norm_placement == "post"
+
+
 def test_norms_on_the_stream_itself() -> None:
     g = Builder()
     x = g.embedding()
@@ -304,6 +316,19 @@ def test_attention_and_state_space_summed_before_the_add() -> None:
     assert shape(found) == [("0.ssm", 0, False), ("0.attention", 0, True), ("0.ffn", 2, True)]
 
 
+def test_three_branches_summed_before_the_add() -> None:
+    g = Builder()
+    x = g.embedding()
+    normed = g.norm(x, "blk.0.attn_norm.weight")
+    state = g.matmul("blk.0.ssm_out.weight", g.op("SSM_SCAN", g.matmul("blk.0.ssm_in.weight", normed)))
+    attention, ffn = g.attention(0, normed), g.ffn(0, normed)
+    x = g.add(g.add(ffn, g.add(attention, state)), x)
+    g.head(x)
+    found = g.trace()
+    assert shape(found) == [("0.attention", 0, False), ("0.ssm", 0, False), ("0.ffn", 0, True)]
+    assert [b.node for b in found.branches] == [g.ordinal(i) for i in (attention, state, ffn)]
+
+
 # ---------------------------------------------------------------- what lies between
 
 
@@ -335,6 +360,7 @@ def test_scaled_stream_is_what_the_next_add_adds_to() -> None:
     found = g.trace()
     assert shape(found) == SEQUENTIAL
     assert [b.stream_in for b in found.branches] == [None, None, g.ordinal(scaled), None]
+    assert found.norm_placement == "pre"  # a scalar for the layer, not a norm on the stream
 
 
 def test_scaled_embedding_is_stream_point_0() -> None:
@@ -403,6 +429,19 @@ def test_position_embeddings_are_no_branch() -> None:
     assert shape(found) == SEQUENTIAL
     assert found.embedding == g.ordinal(summed)
     assert found.embedding_weights == ("position_embd.weight", "token_embd.weight")
+
+
+def test_embedding_added_again_is_no_branch() -> None:
+    g = Builder()
+    start = g.embedding()
+    x, *_ = sequential(g, start, layers=1)
+    x = again = g.add(x, g.op("SCALE", start))
+    x = g.add(x, g.attention(1, g.norm(x, "blk.1.attn_norm.weight")))
+    x = g.add(x, g.ffn(1, g.norm(x, "blk.1.ffn_norm.weight")))
+    g.head(x)
+    found = g.trace()
+    assert shape(found) == SEQUENTIAL
+    assert [b.stream_in for b in found.branches] == [None, None, g.ordinal(again), None]
 
 
 @pytest.mark.parametrize("used", [1, 2, 4])

@@ -95,9 +95,9 @@ def test_archs_are_measured(
     outcomes: dict[str, Measured | QresError | str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with capsys.disabled():
-        print()
+        print()  # noqa: T201
         for name, outcome in outcomes.items():
-            print(_row(name, outcome))
+            print(_row(name, outcome))  # noqa: T201 - the table is part of the output
     mapped = [name for name, out in outcomes.items() if isinstance(out, Measured) and not out.unmapped]
     measured = [name for name, out in outcomes.items() if isinstance(out, Measured)]
     assert "died" not in outcomes.values()
