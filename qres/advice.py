@@ -41,7 +41,7 @@ class UnitDamage:
     @property
     def kld(self) -> float:
         """Mean KLD per token, nats."""
-        return sum(self.kld_sums) / sum(self.tokens)
+        return sum(self.kld_sums) / sum(self.tokens) if self.tokens else 0.0
 
 
 @dataclass(frozen=True)
@@ -150,11 +150,9 @@ def _keep_line(level: Level) -> str:
     names = ", ".join(keep.unit for keep in worth[:5]) + (f" and {len(worth) - 5} more" if len(worth) > 5 else "")
     added = sum(keep.bytes_added for keep in worth) / 2**20
     check = level.keep_check
-    proof = (
-        f", measured to recover {check.recovered_share:.0%} of the damage on text that did not choose them"
-        if check
-        else ""
-    )
+    proof = f"; without their errors the KLD falls by {check.recovered_share:.0%} on other text" if check else ""
+    if check and any(keep.unit == "head" for keep in worth):
+        proof = f"; without their errors, the head's apart, the KLD falls by {check.recovered_share:.0%} on other text"
     return f"Keep at 16 bit in {level.name}: {names} (+{added:.1f} MiB{proof})."
 
 

@@ -60,7 +60,7 @@ def kind_of(weights: tuple[str, ...]) -> str:
 
 
 def family(kind: str) -> str:
-    """`ffn` for both dense and MoE feed-forward branches: sums of these are one branch (experts and a shared expert)."""
+    """`ffn` for dense and MoE feed-forward alike: experts and a shared expert are one branch."""
     return "ffn" if kind == "moe" else kind
 
 

@@ -92,7 +92,7 @@ def scan(
         ScanOptions(
             model=model,
             files=tuple(files or ()),
-            levels=tuple(name.strip() for name in levels.split(",") if name.strip()),
+            levels=_names(levels),
             text=text,
             tokens=tokens,
             n_ctx=n_ctx,
@@ -107,10 +107,14 @@ def scan(
     )
 
 
+def _names(levels: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in levels.split(",") if name.strip())
+
+
 @app.command()
 def demo(
     levels: LevelsOption = "Q4_K_M,Q5_K_M",
-    chunks: ChunksOption = None,
+    chunks: Annotated[int, typer.Option("--chunks", min=1, help="Chunks to report on.")] = 4,
     out: OutOption = None,
     threads: ThreadsOption = _THREADS,
     cache: CacheOption = None,
@@ -120,9 +124,10 @@ def demo(
     from qres import level_cache
     from qres.scan import ScanOptions
 
-    model = demo_model.reference((cache or level_cache.default_folder()).parent / "demo")
-    names = tuple(name.strip() for name in levels.split(",") if name.strip())
-    options = ScanOptions(model=model, levels=names, chunks=chunks, threads=threads, cache=cache)
+    model = demo_model.reference((cache or level_cache.default_folder()) / "demo")
+    options = ScanOptions(
+        model=model, levels=_names(levels), chunks=chunks, rank_chunks=3, threads=threads, cache=cache
+    )
     _scan(options, out or Path("reports") / _folder_name(model))
 
 
@@ -136,15 +141,25 @@ def report(
     ] = None,
 ) -> None:
     """Render a result again; no model is needed."""
-    from qres import records, write
+    from qres import result_json, write
 
-    loaded = records.load(result)
+    loaded = result_json.load(result)
     if format is Format.json and out is None:
-        sys.stdout.write(records.to_json(loaded))
+        _print(result_json.to_json(loaded))
         return
-    folder = out.parent if out else result.parent
-    for path in write.reports(loaded, folder, {format.value}, out):
-        sys.stdout.write(f"{path}\n")
+    target = out if out and not out.is_dir() else None
+    write.protect((target or (out or result.parent) / write.NAMES[format.value],), (result,))
+    for path in write.reports(loaded, out or result.parent, {format.value}, target):
+        _print(f"{path}\n")
+
+
+def _print(text: str) -> None:
+    """To standard output; a reader that has gone (`qres report ... | head`) is no error."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _folder_name(model: Path) -> str:
@@ -161,8 +176,7 @@ def _scan(options: object, out: Path) -> None:
 
     assert isinstance(options, ScanOptions)
     inputs = [options.model, *options.files, *(p for p in (options.text, options.tokens) if p)]
-    write.check_folder(out, inputs)
-    with RichListener() as listener:
+    with write.output_folder(out, inputs), RichListener() as listener:
         result = run(options, listener)
         listener.stage("writing reports", None)
         paths = write.reports(result, out, {"html", "md", "json"})
@@ -179,13 +193,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(stop.exit_code)
     except (KeyboardInterrupt, typer.Abort):
         _fail("interrupted", "", INTERRUPTED)
-    except BrokenPipeError:  # the reader of our output has gone: `qres report ... | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
     except QresError as error:
         _fail(error.message, error.hint, error.exit_code)
     except Exception as error:
         if hasattr(error, "format_message"):  # click's own errors: unknown option, missing argument
+            if not error.format_message():  # no arguments at all: the help has been shown
+                sys.exit(2)
             _fail(error.format_message(), "see qres --help", 2)
         raise
 

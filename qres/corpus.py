@@ -15,6 +15,8 @@ MIN_TOKENS = 32
 """A text shorter than this has fewer than 16 scored positions: no figure from it would mean anything."""
 MAX_TEXT_BYTES = 256 * 2**20
 
+_ID_DIGITS = 10
+
 Chunk = tuple[int, ...]
 
 
@@ -69,9 +71,10 @@ def read_ids(path: Path) -> Source:
     Raises:
         InputError: unreadable, empty, or something in it is not a whole number.
     """
-    words = re.split(rb"[\s,]+", _read(path).strip())
-    bad = next((word for word in words if not word.isdigit()), None)
-    if words == [b""]:
+    data = _read(path).removeprefix(b"\xef\xbb\xbf")
+    words = [word for word in re.split(rb"[\s,]+", data) if word]
+    bad = next((word for word in words if not word.isdigit() or len(word) > _ID_DIGITS), None)
+    if not words:
         raise InputError(f"{path} holds no token ids", "give whole numbers separated by spaces")
     if bad is not None:
         raise InputError(f"{path}: {bad[:20].decode(errors='replace')!r} is not a token id", "use --text for text")

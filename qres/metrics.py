@@ -94,7 +94,9 @@ class ChunkMean:
         self.counts: list[int] = []
 
     def update(self, values: Doubles) -> None:
-        """Add one chunk's per-token values."""
+        """Add one chunk's per-token values; a chunk without any does not count."""
+        if not np.size(values):
+            return
         self.sums.append(float(np.sum(values, dtype=np.float64)))
         self.counts.append(int(np.size(values)))
 
@@ -160,8 +162,9 @@ def score_reference(logits: Floats, tokens: Sequence[int]) -> Scored:
     )  # a copy: the buffer is reused by the next decode
     lse = _log_sum_exp(rows)
     p = np.empty_like(rows)
-    for block in _blocks(len(rows)):
-        p[block] = np.exp(rows[block] - lse[block, None].astype(np.float32))
+    with np.errstate(invalid="ignore"):  # infinite logits are counted, not hidden
+        for block in _blocks(len(rows)):
+            p[block] = np.exp(rows[block] - lse[block, None].astype(np.float32))
     nll = lse - rows[np.arange(len(rows)), targets].astype(np.float64)
     return Scored(first, targets, rows, p, lse, nll, rows.argmax(axis=1))
 
@@ -185,7 +188,7 @@ def score(reference: Scored, logits: Floats) -> TokenScores:
     """Compare a model's logits with the reference's at its scored positions.
 
     KL(P || Q) = sum_v p_v (z^P_v - z^Q_v) - lse^P + lse^Q, in nats: exactly 0 for equal logits, and free of the
-    logarithm of a rounded probability. Products are float32, sums float64.
+    logarithm of a rounded probability. Products and sums are float64.
     """
     n = len(reference.targets)
     rows = logits[reference.first : reference.first + n]
@@ -193,10 +196,15 @@ def score(reference: Scored, logits: Floats) -> TokenScores:
     kld = np.empty(n)
     top = np.empty(n, dtype=np.int64)
     for block in _blocks(n):
-        difference = reference.logits[block] - rows[block]
+        with np.errstate(invalid="ignore"):  # infinity - infinity: counted below
+            difference = reference.logits[block] - rows[block]
         kld[block] = np.einsum("tv,tv->t", reference.p[block], difference, dtype=np.float64, casting="safe")
+        if not np.isfinite(kld[block]).all():  # 0 * infinity: a token that the reference rules out adds nothing
+            ruled_out = np.where(reference.p[block] == 0, np.float32(0), difference)
+            kld[block] = np.einsum("tv,tv->t", reference.p[block], ruled_out, dtype=np.float64, casting="safe")
         top[block] = rows[block].argmax(axis=1)
-    kld += lse - reference.lse
+        # p is float32 and adds up to 1 only nearly: without this a shift common to all logits would count as damage.
+        kld[block] += (lse[block] - reference.lse[block]) * reference.p[block].sum(axis=1, dtype=np.float64)
     nll = lse - rows[np.arange(n), reference.targets].astype(np.float64)
     ok = np.isfinite(kld) & np.isfinite(nll) & np.isfinite(reference.nll)
     best = reference.logits[np.arange(n), reference.top].astype(np.float64)

@@ -58,14 +58,15 @@ class RichListener:
 def show_answer(result: Result, paths: Sequence[Path]) -> None:
     """The three lines that answer, then the table of levels."""
     console = Console(highlight=False, soft_wrap=True)
-    for warning in result.warnings if not result.reference.is_16bit else ():
+    first, rest = (result.warnings[:1], result.warnings[1:]) if not result.reference.is_16bit else ((), result.warnings)
+    for warning in first:
         console.print(Text(warning, style="yellow"))
     console.print(Text(result.verdict.headline, style="bold"))
     console.print(Text(result.verdict.keep))
     console.print(Text(f"Report: {paths[0]} (also {', '.join(path.name for path in paths[1:])})"))
     console.print()
     console.print(_levels(result))
-    for warning in result.warnings if result.reference.is_16bit else result.warnings[1:]:
+    for warning in rest:
         console.print(Text(f"Note: {warning}", style="yellow"))
 
 

@@ -1,4 +1,4 @@
-"""The result of a scan as frozen records, and their way to JSON and back.
+"""The result of a scan as frozen records; `qres.result_json` takes them to JSON and back.
 
 One word per thing, the same here, in result.json and in the reports. No arrays: everything is small enough to read.
 Units are in the names (`_bytes`, `_db`, `_s`); KLD is in nats per token; probabilities and shares are fractions.
@@ -9,11 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from pathlib import Path
-
-import msgspec
-
-from qres.errors import InputError
 
 SCHEMA_VERSION = 1
 """Raised when a field changes its meaning or goes away; new optional fields do not raise it."""
@@ -82,7 +77,7 @@ class Settings:
     text: str
     rank_text: str
     unused_tokens: int
-    """Tokens at the end of the text that do not fill a chunk."""
+    """Tokens of the text that were not decoded: they fill no chunk, or --chunks left them out."""
     massive_tokens: int
     """Tokens with massive activations, kept out of the per-token quantiles."""
     threads: int
@@ -94,7 +89,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class NoiseFloor:
-    """The reference against itself, decoded in two halves: what cannot be told from arithmetic noise."""
+    """The reference against itself, in two halves and without flash attention: what is only arithmetic noise."""
 
     kld_mean: float | None
     drift_median: float | None
@@ -236,6 +231,8 @@ class Unit:
     local_error: float | None
     ratio: float | None
     drift: float | None
+    weights: tuple[str, ...]
+    """Tensors of the file that the unit consists of, norms and biases left out."""
     bytes_at_level: int
     bytes_at_16bit: int
 
@@ -390,47 +387,3 @@ class Result:
     verdict: Verdict
     skipped: tuple[Skipped, ...] = dataclasses.field(default=())
     warnings: tuple[str, ...] = dataclasses.field(default=())
-
-
-def to_json(result: Result) -> str:
-    """The result as indented JSON text; non-finite numbers become null."""
-    return msgspec.json.format(msgspec.json.encode(result), indent=2).decode() + "\n"
-
-
-def from_json(text: str | bytes) -> Result:
-    """The result that `to_json` wrote.
-
-    Raises:
-        InputError: not JSON, a field that is missing or of another type (its path is named), or another schema version.
-    """
-    try:
-        head = msgspec.json.decode(text, type=_Head)
-        if head.schema_version != SCHEMA_VERSION:
-            raise InputError(
-                f"this result has schema version {head.schema_version}, qres reads version {SCHEMA_VERSION}",
-                "scan again, or use the qres version that wrote it",
-            )
-        return msgspec.json.decode(text, type=Result)
-    except msgspec.ValidationError as error:
-        raise InputError(f"not a qres result: {error}", "give the result.json that `qres scan` wrote") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"not JSON: {error}", "give the result.json that `qres scan` wrote") from error
-
-
-def load(path: Path) -> Result:
-    """Read a result.json.
-
-    Raises:
-        InputError: the file cannot be read, or is not a result.
-    """
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}") from error
-    return from_json(data)
-
-
-class _Head(msgspec.Struct):
-    """Just enough to tell another version from a damaged file."""
-
-    schema_version: int

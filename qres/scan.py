@@ -157,7 +157,9 @@ def _given(path: Path, reference: Inventory) -> tuple[str, Inventory]:
 def _made(
     options: ScanOptions, reference: Inventory, listener: Listener, skipped: list[Skipped]
 ) -> list[tuple[str, Inventory]]:
-    wanted = [levels.parse(name) for name in dict.fromkeys(options.levels)]
+    wanted = list(dict.fromkeys(levels.parse(name) for name in options.levels))
+    if not wanted:
+        raise UsageError("--levels names no level", "give some, such as Q4_K_M,Q6_K")
     for level in wanted:
         if level.needs_imatrix:
             raise UsageError(

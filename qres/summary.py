@@ -122,6 +122,7 @@ def units(
                 local_error=None if head else drift.local.quantile(0.5, i),
                 ratio=None if head or i == 0 else drift.ratio.quantile(0.5, i),
                 drift=None if head else drift.drift.quantile(0.5, i),
+                weights=tuple(names),
                 bytes_at_level=sum(level_bytes[name] for name in names),
                 bytes_at_16bit=sum(bytes_16bit[name] for name in names),
             )

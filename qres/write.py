@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from qres.errors import InputError
-from qres.records import Result, to_json
+from qres.records import Result
+from qres.result_json import to_json
 
 NAMES = {"html": "report.html", "md": "report.md", "json": "result.json"}
 
 
-def check_folder(folder: Path, inputs: Sequence[Path]) -> None:
-    """Make the output folder before any work is done, and make sure that no report would replace an input.
+@contextmanager
+def output_folder(folder: Path, inputs: Sequence[Path]) -> Iterator[None]:
+    """Make the output folder before any work is done; take it away again when the work fails and left nothing in it.
 
     Raises:
         InputError: the folder cannot be made or written, or a report would overwrite an input.
     """
+    created = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / f".qres-{os.getpid()}"
@@ -27,11 +31,25 @@ def check_folder(folder: Path, inputs: Sequence[Path]) -> None:
         raise InputError(
             f"cannot write to {folder}: {error.strerror or error}", "choose another folder with --out"
         ) from error
-    for path in (folder / name for name in NAMES.values()):
+    protect([folder / name for name in NAMES.values()], inputs)
+    try:
+        yield
+    except BaseException:
+        if created:
+            with suppress(OSError):
+                folder.rmdir()
+        raise
+
+
+def protect(outputs: Sequence[Path], inputs: Sequence[Path]) -> None:
+    """Refuse to write over an input, whatever name or link leads to it.
+
+    Raises:
+        InputError: an output is an input.
+    """
+    for path in outputs:
         if path.exists() and any(given.exists() and path.samefile(given) for given in inputs):
-            raise InputError(
-                f"{path} is an input of this scan and would be overwritten", "choose another folder with --out"
-            )
+            raise InputError(f"{path} is an input and would be overwritten", "choose another place with --out")
 
 
 def reports(result: Result, folder: Path, formats: Collection[str], target: Path | None = None) -> tuple[Path, ...]:
@@ -77,4 +95,5 @@ def _write(path: Path, text: str) -> None:
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror or error}") from error
     finally:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):  # where no partial file could be made there is none to remove
+            partial.unlink()

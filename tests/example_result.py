@@ -111,7 +111,7 @@ def _level(name: str, scale: float) -> r.Level:
         points=points,
         units=units,
         keep_16bit=_keep(kld) if quantized else (),
-        keep_check=r.KeepCheck(("head", "0.ffn"), 0.0573, 0.0246, 0.571, 77_679_616) if quantized else None,
+        keep_check=r.KeepCheck(("0.ffn",), 0.0573, 0.0446, 0.222, 3_504_000) if quantized else None,
         rank_correlation=r.RankCorrelation(13, 0.2, 0.41, 0.55, 0.88, -0.11) if quantized else None,
         additivity=r.Additivity(0.0575, None, 0.0571) if quantized else None,
     )
@@ -184,6 +184,7 @@ def _unit(
         local_error=point.local_error_median if point else None,
         ratio=point.ratio_median if point else None,
         drift=point.drift_median if point else None,
+        weights=point.weights if point else ("output.weight",),
         bytes_at_level=round(UNIT_BYTES_16[branch] * share),
         bytes_at_16bit=UNIT_BYTES_16[branch],
     )

@@ -16,7 +16,7 @@ from gguf import GGUFWriter
 from qres import scan as scan_module
 from qres.cli import _folder_name, main
 from qres.errors import InputError, NativeError, QresError, UnsupportedError, UsageError
-from qres.records import from_json, to_json
+from qres.result_json import from_json, to_json
 from tests.example_result import example
 
 REPO = Path(__file__).parent.parent

@@ -12,7 +12,8 @@ import pytest
 
 from qres import records
 from qres.errors import InputError
-from qres.records import SCHEMA_VERSION, Result, from_json, load, to_json
+from qres.records import SCHEMA_VERSION, Result
+from qres.result_json import from_json, load, to_json
 from tests.example_result import example
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from example_result import example
-from test_report_html import hostile
 
 from qres.report import render_html
+from tests.example_result import example
+from tests.test_report_html import hostile
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Dialog, Page

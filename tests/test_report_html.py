@@ -8,10 +8,10 @@ import re
 from html.parser import HTMLParser
 
 import pytest
-from example_result import example
 
-from qres import records
+from qres import records, result_json
 from qres.report import charts, render_html
+from tests.example_result import example
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&"
 
@@ -35,10 +35,10 @@ class Page(HTMLParser):
 
 def hostile() -> records.Result:
     """The example with a hostile string in every place that a user or a file can name."""
-    text = records.to_json(example())
+    text = result_json.to_json(example())
     for name in ("SmolLM2", "Q4_K_M", "attention", "models/", "phone", "built-in text", "llama.cpp could not"):
         text = text.replace(name, json.dumps(HOSTILE)[1:-1])
-    return records.from_json(text)
+    return result_json.from_json(text)
 
 
 def own_parts(page: str) -> str:
@@ -91,7 +91,7 @@ def test_same_result_gives_the_same_bytes(page: str) -> None:
 
 
 def test_json_round_trip_gives_the_same_page(page: str) -> None:
-    assert render_html(records.from_json(records.to_json(example()))) == page
+    assert render_html(result_json.from_json(result_json.to_json(example()))) == page
 
 
 def test_verdict_is_the_first_thing_after_the_name(page: str) -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from example_result import example
 
 from qres.report import Markdown, render_markdown
 from qres.report.markdown import code, escape
+from tests.example_result import example
 
 GOLDEN = Path(__file__).parent / "golden" / "report.md"
 HOSTILE = "a|b `c` <script>alert(1)</script> [x](javascript:y) *z* \n# not a heading"

@@ -6,11 +6,11 @@ import dataclasses
 import doctest
 
 import pytest
-from example_result import example
 
 from qres import records
 from qres.report import charts, file_tables, formatting, layer_tables, markdown, sections, series, tables
 from qres.report.table import Table
+from tests.example_result import example
 
 
 def everything(result: records.Result) -> list[Table]:

@@ -9,8 +9,8 @@ import pytest
 
 from qres import report, write
 from qres.errors import InputError
-from qres.records import load, to_json
 from qres.report import Markdown
+from qres.result_json import load, to_json
 from tests.example_result import example
 
 RESULT = example()

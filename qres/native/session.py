@@ -50,6 +50,8 @@ class SessionOptions:
 
 _DEBUG_LEVEL = 1
 """GGML_LOG_LEVEL_DEBUG: hundreds of lines per context, about every buffer."""
+_ERROR_LEVEL = 4
+"""GGML_LOG_LEVEL_ERROR."""
 
 
 class _Log:
@@ -58,6 +60,7 @@ class _Log:
     def __init__(self) -> None:
         self.lines: list[str] = []
         self.on_line: Callable[[str], None] | None = None
+        self._errors: list[str] = []
         self._partial = ""
         self._callback = llama_cpp.llama_log_callback(self._write)
         llama_cpp.llama_log_set(self._callback, ctypes.c_void_p(0))
@@ -68,23 +71,21 @@ class _Log:
         os.write(2, text)
         *lines, self._partial = (self._partial + text.decode(errors="replace")).split("\n")
         self.lines = (self.lines + lines)[-1000:]
+        if level == _ERROR_LEVEL:
+            self._errors += lines
         if self.on_line:
             for line in lines:
                 self.on_line(line)
 
     def reason(self) -> str:
-        """The most telling recent line: the last that speaks of a failure, without the function it comes from."""
-        words = re.compile(r"error|fail|invalid|unsupported|unknown|missing|not ", re.IGNORECASE)
-        # The loader repeats "failed to load model" after the cause; the cause is what helps.
-        vague = re.compile(r"failed to load model|failed to load the model|exiting", re.IGNORECASE)
-        telling = [line for line in self.lines if words.search(line)]
-        for line in [*reversed([t for t in telling if not vague.search(t)]), *reversed(telling)]:
-            return re.sub(r"^\w+: (error \w+ \w+: )?", "", line.strip())
-        return "no message"
+        """The first error since `clear`, which is the cause of the others, without the function it comes from."""
+        causes = [line for line in self._errors if line.strip()]
+        line = causes[0] if causes else next((line for line in reversed(self.lines) if line.strip()), "no message")
+        return re.sub(r"^\w+: (error \w+ \w+: )?", "", line.strip())
 
     def clear(self) -> None:
         """Forget earlier messages, so that the next reason belongs to the next call."""
-        self.lines = []
+        self.lines, self._errors = [], []
 
 
 log = _Log()

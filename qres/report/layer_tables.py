@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from qres.records import KeepCheck, Level, Point, RankCorrelation, Result
 from qres.report.formatting import (
     NA,
@@ -64,6 +66,7 @@ def units(result: Result, level: Level) -> Table:
         Column("drift"),
         Column("MiB at level"),
         Column("MiB at 16 bit"),
+        Column("tensors", "text"),
     )
     rows = (
         (
@@ -76,6 +79,7 @@ def units(result: Result, level: Level) -> Table:
             ),
             number(unit.bytes_at_level, mib(unit.bytes_at_level)),
             number(unit.bytes_at_16bit, mib(unit.bytes_at_16bit)),
+            text(_tensors(unit.weights)),
         )
         for unit in level.units
     )
@@ -101,7 +105,9 @@ def keep(result: Result, level: Level) -> Table:
         Column("confidence"),
         Column("worth it", "text"),
         Column("reason", "text"),
+        Column("tensors", "text"),
     )
+    weights = {unit.unit: unit.weights for unit in level.units}
     rows = []
     total = 0
     for place, row in enumerate(level.keep_16bit, 1):
@@ -118,11 +124,20 @@ def keep(result: Result, level: Level) -> Table:
                 number(row.confidence, percent(row.confidence, 0)),
                 text("yes" if row.worth_it else "no"),
                 text(row.reason),
+                text(_tensors(weights.get(row.unit, ()))),
             )
         )
     marked = [index for index, row in enumerate(level.keep_16bit) if row.worth_it]
     note = f"{_cut(level)} {keep_check(result, level)}".strip()
     return table(f"keep-{level.name}", f"{level.name}: the ordered list", columns, rows, note=note, marked=marked)
+
+
+def _tensors(names: Sequence[str]) -> str:
+    """Tensors of a unit, the block they share named once: `blk.3: attn_k, attn_output`."""
+    parts = [name.removesuffix(".weight").split(".", 2) for name in names]
+    if parts and all(len(part) == 3 and part[:2] == parts[0][:2] for part in parts):
+        return f"{'.'.join(parts[0][:2])}: {', '.join(part[2] for part in parts)}"
+    return ", ".join(name.removesuffix(".weight") for name in names)
 
 
 def keep_check(result: Result, level: Level) -> str:
@@ -186,6 +201,11 @@ def rank_correlations(result: Result) -> Table:
         "Spearman correlation with the measured KLD of the same units: 1 is the same order, 0 is no relation. "
         "Drift is a screen; KLD decides."
     )
+    if result.settings.units == "ranked":
+        note += (
+            " Only the patched branches are counted, which were chosen by their injected error: among so few, so alike, "
+            "these figures say little. With --units all they cover every branch."
+        )
     return table("ranks", "Which cheap measure predicts the damage?", columns, rows, note=note)
 
 

@@ -85,7 +85,8 @@ DEFINITIONS = (
     ),
     (
         "noise floor",
-        "The reference against itself, decoded in differently sized pieces. Below it, a value cannot be told from "
+        "The reference against itself, decoded in two halves and without flash attention. Below it, a value cannot be "
+        "told from "
         "arithmetic noise.",
     ),
     ("same top", "Share of scored positions where both models put the same token first."),

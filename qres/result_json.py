@@ -1,0 +1,54 @@
+"""A Result to JSON and back, strictly: a missing field or a wrong type is named by its path."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from qres.errors import InputError
+from qres.records import SCHEMA_VERSION, Result
+
+
+def to_json(result: Result) -> str:
+    """The result as indented JSON text; non-finite numbers become null."""
+    return msgspec.json.format(msgspec.json.encode(result), indent=2).decode() + "\n"
+
+
+def from_json(text: str | bytes) -> Result:
+    """The result that `to_json` wrote.
+
+    Raises:
+        InputError: not JSON, a field that is missing or of another type (its path is named), or another schema version.
+    """
+    try:
+        head = msgspec.json.decode(text, type=_Head)
+        if head.schema_version != SCHEMA_VERSION:
+            raise InputError(
+                f"this result has schema version {head.schema_version}, qres reads version {SCHEMA_VERSION}",
+                "scan again, or use the qres version that wrote it",
+            )
+        return msgspec.json.decode(text, type=Result)
+    except msgspec.ValidationError as error:
+        raise InputError(f"not a qres result: {error}", "give the result.json that `qres scan` wrote") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InputError(f"not JSON: {error}", "give the result.json that `qres scan` wrote") from error
+
+
+def load(path: Path) -> Result:
+    """Read a result.json.
+
+    Raises:
+        InputError: the file cannot be read, or is not a result.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from error
+    return from_json(data)
+
+
+class _Head(msgspec.Struct):
+    """Just enough to tell another version from a damaged file."""
+
+    schema_version: int
