@@ -61,7 +61,10 @@ OutOption = Annotated[Path | None, typer.Option("--out", help="Folder for the re
 ThreadsOption = Annotated[int, typer.Option("--threads", min=1, help="CPU threads.")]
 GpuOption = Annotated[int, typer.Option("--n-gpu-layers", min=0, help="Layers to put on the GPU.")]
 CacheOption = Annotated[
-    Path | None, typer.Option("--cache", help="Folder for the levels made. Default: QRES_CACHE, or the user cache.")
+    Path | None,
+    typer.Option(
+        "--cache", help="Folder for the levels made and the demo model. Default: QRES_CACHE, or the user cache."
+    ),
 ]
 _THREADS = os.cpu_count() or 4
 
@@ -137,7 +140,7 @@ def report(
     format: Annotated[Format, typer.Option("--format", help="What to write.")] = Format.html,
     out: Annotated[
         Path | None,
-        typer.Option("--out", help="File to write; md also writes a charts folder. Default: standard output for json."),
+        typer.Option("--out", help="File or folder to write to. Default: beside the result; json to standard output."),
     ] = None,
 ) -> None:
     """Render a result again; no model is needed."""

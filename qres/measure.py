@@ -150,6 +150,7 @@ def _texts(job: Job, model: Session) -> Texts:
     if n == 1:
         return Texts(every.chunks, every.chunks, job.text.name, job.text.name, every.unused)
     split = n - min(job.rank_chunks, n // 2)
+    split = split if job.chunks is None else min(split, job.chunks)
     report_name, rank_name = (f"{job.text.name}, chunks {a} to {b}" for a, b in ((1, split), (split + 1, n)))
     return Texts(every.chunks[split:], every.chunks[:split], rank_name, report_name, every.unused)
 

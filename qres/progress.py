@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -55,9 +57,17 @@ class RichListener:
         self._console.print(Text(text, style="yellow"))
 
 
+class _PatientConsole(Console):
+    """A reader of standard output that has gone (`qres scan ... | head -3`) is no error: the reports are written."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def show_answer(result: Result, paths: Sequence[Path]) -> None:
     """The three lines that answer, then the table of levels."""
-    console = Console(highlight=False, soft_wrap=True)
+    console = _PatientConsole(highlight=False, soft_wrap=True)
     first, rest = (result.warnings[:1], result.warnings[1:]) if not result.reference.is_16bit else ((), result.warnings)
     for warning in first:
         console.print(Text(warning, style="yellow"))

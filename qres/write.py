@@ -21,23 +21,23 @@ def output_folder(folder: Path, inputs: Sequence[Path]) -> Iterator[None]:
     Raises:
         InputError: the folder cannot be made or written, or a report would overwrite an input.
     """
-    created = not folder.exists()
+    created = [path for path in (folder, *folder.parents) if not path.exists()]  # innermost first
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / f".qres-{os.getpid()}"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise InputError(
-            f"cannot write to {folder}: {error.strerror or error}", "choose another folder with --out"
-        ) from error
-    protect([folder / name for name in NAMES.values()], inputs)
-    try:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            probe = folder / f".qres-{os.getpid()}"
+            probe.touch()
+            probe.unlink()
+        except OSError as error:
+            raise InputError(
+                f"cannot write to {folder}: {error.strerror or error}", "choose another folder with --out"
+            ) from error
+        protect([folder / name for name in NAMES.values()], inputs)
         yield
     except BaseException:
-        if created:
-            with suppress(OSError):
-                folder.rmdir()
+        with suppress(OSError):  # the first that holds something ends it
+            for path in created:
+                path.rmdir()
         raise
 
 

@@ -86,6 +86,10 @@ def test_keep_list_leaves_out_units_without_damage() -> None:
     assert keep_list([unit("none", 0.0)], 0.2, None, None) == ()
 
 
+def test_keep_list_leaves_out_units_without_tokens() -> None:
+    assert keep_list([UnitDamage("none", (), (), MIB, "F16")], 0.2, None, None) == ()
+
+
 def test_keep_list_of_nothing() -> None:
     assert keep_list([], 0.2, 0.001, NextLevel("Q5_K_M", 0.1, MIB)) == ()
 
@@ -258,9 +262,30 @@ def test_verdict_names_what_is_worth_keeping() -> None:
     found = advice.verdict(REFERENCE, [four], NOISE)
     added = (74_608_640 + 3_070_976) / MIB
     assert found.keep == (
-        f"Keep at 16 bit in Q4_K_M: head, 0.ffn (+{added:.1f} MiB, measured to recover 57% of the damage on text that "
-        "did not choose them)."
+        f"Keep at 16 bit in Q4_K_M: head, 0.ffn (+{added:.1f} MiB; without their errors, the head's apart, the KLD "
+        "falls by 22% on other text)."
     )
+
+
+def test_verdict_says_what_was_checked_of_the_list() -> None:
+    four = example().levels[0]
+    rows = four.keep_16bit[1:]  # without the head, everything was checked
+    found = advice.verdict(REFERENCE, [dataclasses.replace(four, keep_16bit=rows)], NOISE)
+    added = 3_070_976 / MIB
+    assert found.keep == (
+        f"Keep at 16 bit in Q4_K_M: 0.ffn (+{added:.1f} MiB; without their errors the KLD falls by 22% on other text)."
+    )
+    found = advice.verdict(REFERENCE, [dataclasses.replace(four, keep_16bit=rows, keep_check=None)], NOISE)
+    assert found.keep == f"Keep at 16 bit in Q4_K_M: 0.ffn (+{added:.1f} MiB)."
+
+
+def test_verdict_takes_no_notice_of_a_head_that_is_not_worth_keeping() -> None:
+    four = example().levels[0]
+    head, ffn, *_ = four.keep_16bit
+    rows = (ffn, dataclasses.replace(head, worth_it=False))
+    found = advice.verdict(REFERENCE, [dataclasses.replace(four, keep_16bit=rows)], NOISE)
+    assert "head" not in found.keep
+    assert "without their errors the KLD falls by 22%" in found.keep
 
 
 def test_verdict_counts_what_does_not_fit_the_line() -> None:

@@ -87,7 +87,28 @@ def test_kld_is_never_negative(seed: int) -> None:
     for other in (b, shifted):
         kld = compare(a, other, tokens(200, 64)).kld
         assert kld.min() >= 0.0
-        assert kld.max() < 1e-6
+        assert kld.max() < 1e-7
+
+
+@pytest.mark.parametrize("shift", [0.25, -37.5, 1000.0, 8192.0, -8192.0])
+@pytest.mark.parametrize("n_vocab", [64, 32_000])
+def test_shift_of_all_logits_adds_nothing(n_vocab: int, shift: float) -> None:
+    a = np.round(logits(40, n_vocab, 4.0) * 1024).astype(np.float32) / np.float32(1024)
+    b = a + np.float32(shift)
+    assert (b.astype(np.float64) - a == shift).all()  # few enough bits that float32 holds the sum exactly
+    found = compare(a, b, tokens(40, n_vocab))
+    assert found.kld.max() < 1e-10  # measured: 3e-11 at most
+    assert found.nll == pytest.approx(found.nll_reference, abs=1e-9)
+    assert found.same_top.all()
+
+
+@pytest.mark.parametrize("shift", [-5.3, 100.0, 1e4])
+def test_shift_that_float32_rounds_adds_its_rounding_at_most(shift: float) -> None:
+    a = logits(200, 64, 4.0)
+    b = a + np.float32(shift)
+    kld = compare(a, b, tokens(200, 64)).kld
+    # A difference of two float32 logits is itself rounded, by half a unit in the last place of the shift.
+    assert kld == pytest.approx(kld64(a, b)[100:199], abs=2**-24 * (1 + abs(shift)))
 
 
 def test_log_sum_exp_is_that_of_scipy() -> None:
@@ -130,9 +151,11 @@ def test_position_and_confidence() -> None:
     assert found.confidence == pytest.approx(np.exp(log_softmax(a)).max(axis=1)[20:39], rel=1e-5)
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("where", ["reference", "level"])
-def test_non_finite_logits_are_counted_and_left_out(bad: float, where: str) -> None:
+@pytest.mark.parametrize(
+    ("where", "bad"),
+    [("reference", np.nan), ("reference", np.inf), ("level", np.nan), ("level", np.inf), ("level", -np.inf)],
+)
+def test_non_finite_logits_are_counted_and_left_out(where: str, bad: float) -> None:
     a, b, ids = logits(20, 30), logits(20, 30, seed=2), tokens(20, 30)
     whole = compare(a, b, ids)
     (a if where == "reference" else b)[[12, 3, 19], 4] = bad  # rows 3 and 19 are not scored
@@ -143,14 +166,50 @@ def test_non_finite_logits_are_counted_and_left_out(bad: float, where: str) -> N
         assert getattr(found, name) == pytest.approx(getattr(whole, name)[kept])
 
 
-_WARNS = pytest.mark.xfail(raises=RuntimeWarning, strict=True, reason="score() subtracts infinity from infinity")
-
-
-@pytest.mark.parametrize("bad", [np.nan, pytest.param(np.inf, marks=_WARNS), pytest.param(-np.inf, marks=_WARNS)])
-def test_non_finite_logits_in_both_models_do_not_warn(bad: float) -> None:
-    a, b = logits(20, 30), logits(20, 30, seed=2)
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_non_finite_logits_in_both_models_are_counted_and_do_not_warn(bad: float) -> None:
+    a, b, ids = logits(20, 30), logits(20, 30, seed=2), tokens(20, 30)
+    whole = compare(a, b, ids)
     a[12, 4] = b[12, 4] = bad
-    assert compare(a, b, tokens(20, 30)).nonfinite == 1
+    found = compare(a, b, ids)
+    assert found.nonfinite == 1
+    assert found.kld == pytest.approx(whole.kld[np.arange(9) != 2])
+
+
+@pytest.mark.parametrize("level_too", [False, True])
+def test_token_that_the_reference_rules_out_adds_nothing(level_too: bool) -> None:
+    a, b, ids = logits(20, 30), logits(20, 30, seed=2), tokens(20, 30)
+    assert ids[13] != 4
+    a[12, 4] = -np.inf
+    if level_too:
+        b[12, 4] = -np.inf
+    found = compare(a, b, ids)
+    assert found.nonfinite == 0
+    p, q = (special.softmax(x[10:19].astype(np.float64), axis=1) for x in (a, b))
+    assert p[2, 4] == 0.0
+    # rel_entr(0, q) is 0, whatever q is.
+    assert found.kld == pytest.approx(special.rel_entr(p, q).sum(axis=1), rel=3e-6, abs=1e-7)
+    assert found.nll_reference == pytest.approx(-np.log(p[np.arange(9), ids[11:]]), rel=1e-5, abs=1e-6)
+    assert found.confidence == pytest.approx(p.max(axis=1), rel=1e-5)
+
+
+def test_token_with_a_probability_that_the_level_rules_out_is_counted() -> None:
+    a, b, ids = logits(20, 30), logits(20, 30, seed=2), tokens(20, 30)
+    a[12, 4] = -500.0  # so small that its probability is 0 in float32
+    b[[12, 15], 4] = -np.inf
+    found = compare(a, b, ids)
+    assert found.nonfinite == 1  # row 15, where the reference gives it a chance
+    p, q = (special.softmax(x[10:19].astype(np.float64), axis=1) for x in (a, b))
+    p[2, 4] = 0.0
+    kept = np.arange(9) != 5
+    assert found.kld == pytest.approx(special.rel_entr(p, q).sum(axis=1)[kept], rel=3e-6, abs=1e-7)
+
+
+@pytest.mark.parametrize("where", ["reference", "level"])
+def test_next_token_that_is_ruled_out_has_no_likelihood_and_is_counted(where: str) -> None:
+    a, b, ids = logits(20, 30), logits(20, 30, seed=2), tokens(20, 30)
+    (a if where == "reference" else b)[12, ids[13]] = -np.inf
+    assert compare(a, b, ids).nonfinite == 1
 
 
 # ---------------------------------------------------------------- output statistics
@@ -296,6 +355,19 @@ def test_chunk_mean_merge_is_update_of_everything(chunks: list[list[float]], cut
     first.merge(rest)
     assert (first.mean, first.se) == (every.mean, every.se)
     assert every.mean == pytest.approx(np.mean([x for chunk in chunks for x in chunk]), abs=1e-6)
+
+
+def test_chunk_without_tokens_does_not_count() -> None:
+    found, every = ChunkMean(), ChunkMean()
+    for chunk in ([], [1.0, 2.0], [], [6.0]):
+        found.update(np.array(chunk))
+        if chunk:
+            every.update(np.array(chunk))
+    assert (found.sums, found.counts) == (every.sums, every.counts) == ([3.0, 6.0], [2, 1])
+    assert (found.mean, found.se) == (3.0, every.se)
+    only = ChunkMean()
+    only.update(np.array([]))
+    assert (only.mean, only.se) == (None, None)
 
 
 # ---------------------------------------------------------------- quantiles

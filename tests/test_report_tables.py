@@ -121,7 +121,57 @@ def test_keep_adds_up_the_bytes_and_states_the_cut() -> None:
     assert table.marked == (0, 1)
     assert "first 2 are worth" in table.note
     assert "did not choose the list" in table.note
-    assert "recovers 57.1 % for 74.1 MiB" in table.note
+    assert "without the errors of 0.ffn the KLD" in table.note
+    check = example().levels[0].keep_check
+    assert check is not None
+    assert f"recovers 22.2 % for {check.bytes_added / 2**20:.1f} MiB" in table.note
+
+
+def test_units_and_what_to_keep_name_their_tensors() -> None:
+    level = example().levels[0]
+    units = dict(zip(column(layer_tables.units(example(), level), "unit"), _tensors_of_units(level), strict=True))
+    assert units["embedding"] == "token_embd"
+    assert units["3.attention"] == "blk.3: attn_q, attn_k, attn_v, attn_output"
+    assert units["3.ffn"] == "blk.3: ffn_gate, ffn_up, ffn_down"
+    assert units["head"] == "output"
+    keep = layer_tables.keep(example(), level)
+    assert column(keep, "tensors") == [units[name] for name in column(keep, "unit")]
+
+
+@pytest.mark.parametrize(
+    ("weights", "shown"),
+    [
+        ((), ""),
+        (("blk.0.ffn_down.weight",), "blk.0: ffn_down"),
+        (("blk.10.attn_q.weight", "blk.11.attn_q.weight"), "blk.10.attn_q, blk.11.attn_q"),  # no block in common
+        (("blk.1.ffn_up_exps.weight", "blk.1.ffn_gate_inp.weight"), "blk.1: ffn_up_exps, ffn_gate_inp"),
+        (("blk.1.ffn_up.weight", "output.weight"), "blk.1.ffn_up, output"),
+        (("token_embd.weight", "output.weight"), "token_embd, output"),
+        (("blk.2.a.b.weight", "blk.2.c"), "blk.2: a.b, c"),
+    ],
+)
+def test_tensors_are_named_with_the_block_they_share(weights: tuple[str, ...], shown: str) -> None:
+    level = example().levels[0]
+    unit = dataclasses.replace(level.units[3], weights=weights)
+    assert _tensors_of_units(dataclasses.replace(level, units=(unit,))) == [shown]
+
+
+def _tensors_of_units(level: records.Level) -> list[str]:
+    return column(layer_tables.units(example(), level), "tensors")
+
+
+def test_kept_unit_without_a_row_of_its_own_has_no_tensors() -> None:
+    level = dataclasses.replace(example().levels[0], units=())
+    assert column(layer_tables.keep(example(), level), "tensors") == ["", "", "", ""]
+
+
+def test_rank_correlations_say_among_which_units() -> None:
+    ranked = example()
+    assert ranked.settings.units == "ranked"
+    words = "Only the patched branches are counted"
+    assert words in layer_tables.rank_correlations(ranked).note
+    every = dataclasses.replace(ranked, settings=dataclasses.replace(ranked.settings, units="all"))
+    assert words not in layer_tables.rank_correlations(every).note
 
 
 def test_keep_without_check_or_worthy_row_says_so() -> None:

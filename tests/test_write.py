@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -136,54 +137,91 @@ def test_target_that_is_a_folder(tmp_path: Path) -> None:
     assert not [path for path in tmp_path.parent.iterdir() if path.name.endswith(".partial")]
 
 
-@pytest.mark.xfail(raises=OSError, strict=True, reason="removing the partial file in _write's finally raises anew")
 @pytest.mark.parametrize("name", ["file/report.json", "x" * 300])
 def test_target_that_cannot_be(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(InputError, match="cannot write"):
         write.reports(RESULT, tmp_path, {"json"}, tmp_path / name)
+    assert files(tmp_path) == ["file"]
+    assert (tmp_path / "file").read_text() == "in the way"
 
 
 # ---------------------------------------------------------------- the output folder
 
 
-def test_check_folder_makes_it_and_leaves_nothing(tmp_path: Path) -> None:
+def test_output_folder_is_made_before_the_work_and_is_empty(tmp_path: Path) -> None:
     folder = tmp_path / "a" / "b"
-    write.check_folder(folder, [])
+    with write.output_folder(folder, []):
+        assert folder.is_dir()
+        assert list(folder.iterdir()) == []
     assert folder.is_dir()
-    assert list(folder.iterdir()) == []
-    write.check_folder(folder, [])  # again: it may exist
+    with write.output_folder(folder, []):  # again: it may exist
+        (folder / "report.md").write_text("text")
+    assert files(tmp_path) == ["a/b/report.md"]
+
+
+@pytest.mark.parametrize("error", [InputError("odd"), KeyboardInterrupt(), ZeroDivisionError()])
+def test_output_folder_goes_when_the_work_fails(tmp_path: Path, error: BaseException) -> None:
+    folder = tmp_path / "out"
+    with pytest.raises(type(error)) as caught, write.output_folder(folder, []):
+        raise error
+    assert caught.value is error
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_output_folder_stays_when_the_work_fails_and_left_something(tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+
+    def work() -> None:
+        (folder / "report.html").write_text("half of the reports")
+        raise InputError("odd")
+
+    with pytest.raises(InputError, match="odd"), write.output_folder(folder, []):
+        work()
+    assert files(tmp_path) == ["out/report.html"]
+
+
+def test_output_folder_that_was_there_stays_when_the_work_fails(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="odd"), write.output_folder(tmp_path, []):
+        raise InputError("odd")
+    assert tmp_path.is_dir()
 
 
 @pytest.mark.parametrize("name", ["file", "file/below"])
-def test_check_folder_with_a_file_in_the_way(tmp_path: Path, name: str) -> None:
+def test_output_folder_with_a_file_in_the_way(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").write_text("text")
-    with pytest.raises(InputError, match=r"^cannot write to ") as caught:
-        write.check_folder(tmp_path / name, [])
+    with pytest.raises(InputError, match=r"^cannot write to ") as caught, write.output_folder(tmp_path / name, []):
+        pytest.fail("no work is done")
     assert "--out" in caught.value.hint
     assert (tmp_path / "file").read_text() == "text"
 
 
-def test_check_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(self: Path, *_args: object, **_kwargs: object) -> None:
         raise PermissionError(13, "Permission denied", str(self))
 
     monkeypatch.setattr(Path, "touch", refuse)
-    with pytest.raises(InputError, match=r"^cannot write to .*: Permission denied"):
-        write.check_folder(tmp_path, [])
+    with (
+        pytest.raises(InputError, match=r"^cannot write to .*: Permission denied"),
+        write.output_folder(tmp_path, []),
+    ):
+        pytest.fail("no work is done")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_check_folder_without_permission(tmp_path: Path) -> None:
+def test_output_folder_without_permission(tmp_path: Path) -> None:
     folder = tmp_path / "closed"
     folder.mkdir(mode=0o555)
-    with pytest.raises(InputError, match=r"^cannot write to .*: Permission denied"):
-        write.check_folder(folder, [])
+    with pytest.raises(InputError, match=r"^cannot write to .*: Permission denied"), write.output_folder(folder, []):
+        pytest.fail("no work is done")
+
+
+# ---------------------------------------------------------------- inputs
 
 
 @pytest.mark.parametrize("name", ["report.html", "report.md", "result.json"])
 @pytest.mark.parametrize("how", ["same", "symlink to it", "it is a symlink", "hard link", "dotted"])
-def test_check_folder_protects_inputs(tmp_path: Path, name: str, how: str) -> None:
+def test_inputs_are_protected(tmp_path: Path, name: str, how: str) -> None:
     out = tmp_path / "out"
     out.mkdir()
     target, other = out / name, tmp_path / "model.gguf"
@@ -201,14 +239,22 @@ def test_check_folder_protects_inputs(tmp_path: Path, name: str, how: str) -> No
             other.symlink_to(target)
         else:
             other.hardlink_to(target)
-    with pytest.raises(InputError, match="is an input of this scan and would be overwritten"):
-        write.check_folder(out, [tmp_path / "something else", given])
+    inputs = [tmp_path / "something else", given]
+    message = rf"{re.escape(name)} is an input and would be overwritten"
+    with pytest.raises(InputError, match=message), write.output_folder(out, inputs):
+        pytest.fail("no work is done")
+    with pytest.raises(InputError, match=message) as caught:
+        write.protect([out / "other", target], inputs)
+    assert "--out" in caught.value.hint
     assert given.read_text() == "model"
 
 
-def test_check_folder_takes_inputs_of_other_names(tmp_path: Path) -> None:
+def test_inputs_of_other_names_are_no_hindrance(tmp_path: Path) -> None:
     model = tmp_path / "model.gguf"
     model.write_text("model")
     (tmp_path / "report.html").write_text("an older report, with the same text as nothing")
     (tmp_path / "result.json").symlink_to(tmp_path / "gone")
-    write.check_folder(tmp_path, [model, tmp_path / "missing.gguf"])
+    inputs = [model, tmp_path / "missing.gguf"]
+    with write.output_folder(tmp_path, inputs):
+        pass
+    write.protect([tmp_path / "report.html", tmp_path / "result.json", tmp_path / "missing.gguf"], inputs)

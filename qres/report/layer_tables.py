@@ -203,8 +203,8 @@ def rank_correlations(result: Result) -> Table:
     )
     if result.settings.units == "ranked":
         note += (
-            " Only the patched branches are counted, which were chosen by their injected error: among so few, so alike, "
-            "these figures say little. With --units all they cover every branch."
+            " Only the patched branches are counted, which were chosen by their injected error: among so few, so "
+            "alike, these figures say little. With --units all they cover every branch."
         )
     return table("ranks", "Which cheap measure predicts the damage?", columns, rows, note=note)
 

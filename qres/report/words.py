@@ -86,8 +86,7 @@ DEFINITIONS = (
     (
         "noise floor",
         "The reference against itself, decoded in two halves and without flash attention. Below it, a value cannot be "
-        "told from "
-        "arithmetic noise.",
+        "told from arithmetic noise.",
     ),
     ("same top", "Share of scored positions where both models put the same token first."),
     ("PPL change", "Perplexity of the level over that of the reference, minus one, on the scored positions."),
