@@ -37,6 +37,8 @@ class Snapshot:
     """M arrays [n_tokens, n_embd]; branches[j - 1] leads to stream[j]."""
     stream_in: Mapping[int, Floats]
     """Stream operand of the add of branch j where it is not stream[j - 1] (scaled or normed on the way)."""
+    arrays: Mapping[int, Floats]
+    """All of the above by graph ordinal, for `capture` to read the next chunk into."""
 
 
 @dataclass(frozen=True)
@@ -85,17 +87,27 @@ def _run(
     return logits
 
 
-def capture(session: Session, rmap: ResidualMap, tokens: Sequence[int], start: int = 0) -> tuple[Snapshot, Floats]:
+def capture(
+    session: Session, rmap: ResidualMap, tokens: Sequence[int], start: int = 0, reuse: Snapshot | None = None
+) -> tuple[Snapshot, Floats]:
     """Run the model freely and read its stream.
+
+    Args:
+        session: The model.
+        rmap: Its residual map.
+        tokens: The chunk.
+        start: As `Session.decode`.
+        reuse: An earlier snapshot of the same map that is no longer needed: its memory is overwritten.
 
     Returns:
         The snapshot, and the logits [n_tokens, n_vocab] (valid until the next decode).
     """
     values: dict[int, Floats] = {}
+    old = reuse.arrays if reuse else {}
 
     def keep(ordinal: int) -> Handler:
         def handler(address: int) -> None:
-            values[ordinal] = ggml.read(address)
+            values[ordinal] = ggml.read(address, old.get(ordinal))
 
         return handler
 
@@ -108,7 +120,7 @@ def capture(session: Session, rmap: ResidualMap, tokens: Sequence[int], start: i
         before = stream_in.get(branch.index, stream[-1])
         # Branches that one add adds together get a stream point each: the sum so far, which llama.cpp never forms.
         stream.append(values[branch.add] if branch.closes else before + values[branch.node])
-    return Snapshot(tuple(stream), tuple(values[b.node] for b in rmap.branches), stream_in), logits
+    return Snapshot(tuple(stream), tuple(values[b.node] for b in rmap.branches), stream_in, values), logits
 
 
 def identity_error(rmap: ResidualMap, snapshot: Snapshot) -> float:
@@ -145,12 +157,14 @@ def force(session: Session, rmap: ResidualMap, tokens: Sequence[int], reference:
     handlers: dict[int, Handler] = {}
 
     def embedding(address: int) -> None:
-        errors[0] = ggml.read(address) - reference.stream[0]
+        errors[0] = ggml.read(address)
+        errors[0] -= reference.stream[0]
         ggml.write(address, reference.stream[0])
 
     def measure(index: int) -> Handler:
         def handler(address: int) -> None:
-            errors[index] = ggml.read(address) - reference.branches[index - 1]
+            errors[index] = ggml.read(address)
+            errors[index] -= reference.branches[index - 1]
 
         return handler
 

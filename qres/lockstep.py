@@ -58,6 +58,8 @@ class Lockstep:
         self._step = step
         self.rmap: ResidualMap | None = None
         self._maps: list[ResidualMap] = []
+        self._reference_memory: Snapshot | None = None
+        self._level_memory: Snapshot | None = None
         self.unmapped = ""
         """Why the stream is not mapped; empty when it is."""
 
@@ -148,7 +150,8 @@ class Lockstep:
                 one.output.update(score(scored, level.decode(chunk)))
                 self._step(name)
             return ChunkRun(chunk, scored, ())
-        snapshot, logits = capture(self.reference, self.rmap, chunk)
+        snapshot, logits = capture(self.reference, self.rmap, chunk, reuse=self._reference_memory)
+        self._reference_memory = snapshot
         scored = score_reference(logits, chunk)
         known = reference_norms(snapshot, self.threads)
         if health:
@@ -166,7 +169,8 @@ class Lockstep:
         return ChunkRun(chunk, scored, tuple(forced))
 
     def _free_run(self, i: int, chunk: Chunk, scored: Scored, stats: LevelStats) -> Snapshot:
-        snapshot, logits = capture(self.levels[i], self._maps[i], chunk)
+        snapshot, logits = capture(self.levels[i], self._maps[i], chunk, reuse=self._level_memory)
+        self._level_memory = snapshot
         stats.output.update(score(scored, logits))
         self._step(self.names[i])
         return snapshot

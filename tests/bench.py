@@ -62,28 +62,30 @@ def _measure(files: list[Path]) -> None:
     weights = frozenset(tensor.name for tensor in gguf_file.read(files[0]).tensors)
     rmap = trace(reference.record(chunk), weights, reference.n_embd, reference.n_vocab, N_CTX)
     level_map = trace(levels[0].record(chunk), weights, reference.n_embd, reference.n_vocab, N_CTX)
-    snapshots: list[Snapshot] = []
+    snapshots: list[Snapshot] = [capture(reference, rmap, chunk)[0]]
 
     plain, captured = [], []
     for _ in range(ROUNDS):
         plain.append(seconds(lambda: reference.decode(chunk)))
-        captured.append(seconds(lambda: snapshots.append(capture(reference, rmap, chunk)[0])))
-        del snapshots[:-1]
+        captured.append(seconds(lambda: capture(reference, rmap, chunk, reuse=snapshots[0])))
     say("capture / plain decode, reference", _ratio(captured, plain), "at most 1.05")
 
     plain, captured, forced, injected = [], [], [], []
+    snapshots.append(capture(levels[0], level_map, chunk)[0])
     for _ in range(ROUNDS):
         plain.append(seconds(lambda: levels[0].decode(chunk)))
-        captured.append(seconds(lambda: capture(levels[0], level_map, chunk)))
-        forced.append(seconds(lambda: force(levels[0], level_map, chunk, snapshots[-1])))
+        captured.append(seconds(lambda: capture(levels[0], level_map, chunk, reuse=snapshots[1])))
+        forced.append(seconds(lambda: force(levels[0], level_map, chunk, snapshots[0])))
     say("capture / plain decode, Q4_K_M", _ratio(captured, plain), "at most 1.05")
     say("forced / plain decode, Q4_K_M", _ratio(forced, plain), "")
-    errors = force(levels[0], level_map, chunk, snapshots[-1]).errors
+    errors = {30: force(levels[0], level_map, chunk, snapshots[0]).errors[30]}
     plain = []
     for _ in range(ROUNDS):
         plain.append(seconds(lambda: reference.decode(chunk)))
-        injected.append(seconds(lambda: inject(reference, rmap, chunk, {30: errors[30]})))
+        injected.append(seconds(lambda: inject(reference, rmap, chunk, errors)))
     say("one unit injected / plain decode, reference", _ratio(injected, plain), "")
+    snapshots.clear()
+    errors.clear()
     _whole(reference, levels, chunk, weights)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     mapped = sum(path.stat().st_size for path in files)

@@ -26,7 +26,7 @@ def snapshot(embedding: Floats, branches: list[Floats]) -> Snapshot:
     stream = [embedding]
     for branch in branches:
         stream.append(stream[-1] + branch)
-    return Snapshot(tuple(stream), tuple(branches), {})
+    return Snapshot(tuple(stream), tuple(branches), {}, {})
 
 
 def reference(seed: int = 0) -> Snapshot:
@@ -86,7 +86,7 @@ def test_token_is_massive_where_any_point_is(factor: float, plain: bool, point: 
     x[:, 0] = 1.0
     stream = [x.copy() for _ in range(5)]
     stream[point][4] *= factor
-    found = reference_norms(Snapshot(tuple(stream), (x,) * 4, {}), 1).plain
+    found = reference_norms(Snapshot(tuple(stream), (x,) * 4, {}, {}), 1).plain
     assert found.tolist() == [True] * 4 + [plain] + [True] * 4
 
 
@@ -274,7 +274,7 @@ def test_threads_change_nothing() -> None:
 
 
 def health(stream: list[Floats], branches: list[Floats], reads: tuple[int, ...]) -> HealthStats:
-    made = Snapshot(tuple(stream), tuple(branches), {})
+    made = Snapshot(tuple(stream), tuple(branches), {}, {})
     found = HealthStats(len(stream))
     found.update(made, reference_norms(made, 1), reads, 1)
     return found
