@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib.metadata import version
 
+import numpy as np
+
 from qres import __version__, gguf_file, levels
-from qres.gguf_file import Inventory
+from qres.gguf_file import Inventory, Tensor
 from qres.job import Measured, MeasuredLevel, ModelFile
 from qres.records import Level, Reference, Settings
+
+_BLOCK_WEIGHTS = 1 << 24
 
 
 def model_file(name: str, inventory: Inventory) -> ModelFile:
@@ -27,10 +31,26 @@ def bytes_16bit(inventory: Inventory) -> dict[str, int]:
 
 
 def types_16bit(inventory: Inventory) -> dict[str, str]:
-    """The 16-bit type that holds each matrix without loss of range: BF16 stays BF16, anything else F16."""
+    """The 16-bit type that holds each matrix without loss of range.
+
+    BF16 stays BF16, F32 becomes it where a weight is beyond the range of F16, and anything else is F16.
+    """
     return {
-        tensor.name: "BF16" if tensor.type == "BF16" else "F16" for tensor in inventory.tensors if tensor.n_dims >= 2
+        tensor.name: "BF16" if tensor.type == "BF16" or _beyond_f16(inventory, tensor) else "F16"
+        for tensor in inventory.tensors
+        if tensor.n_dims >= 2
     }
+
+
+def _beyond_f16(inventory: Inventory, tensor: Tensor) -> bool:
+    """Does an F32 matrix hold a value that 16-bit float cannot? Reads the data, a block at a time."""
+    if tensor.type != "F32":
+        return False
+    path = inventory.shards[tensor.shard]
+    data = np.memmap(path, dtype="<f4", mode="r", offset=tensor.offset, shape=(tensor.n_weights,))
+    limit = float(np.finfo(np.float16).max)
+    blocks = range(0, tensor.n_weights, _BLOCK_WEIGHTS)
+    return any(bool((np.abs(data[start : start + _BLOCK_WEIGHTS]) > limit).any()) for start in blocks)
 
 
 def reference(inventory: Inventory, measured: Measured) -> Reference:

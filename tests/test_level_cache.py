@@ -1,0 +1,90 @@
+"""Where levels are kept, and what happens when there is no room for them; no model is loaded."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from qres import assemble, gguf_file, level_cache, levels
+from qres.errors import InputError
+from qres.native import worker
+from tests import tiny
+
+
+class Usage(NamedTuple):
+    """As shutil.disk_usage."""
+
+    total: int
+    used: int
+    free: int
+
+
+@pytest.fixture
+def reference(tmp_path: Path) -> gguf_file.Inventory:
+    return gguf_file.read(tiny.write_llama(tmp_path / "a 100% odd näme.gguf", n_layer=1))
+
+
+def test_default_folder_is_what_the_environment_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("QRES_CACHE", str(tmp_path))
+    assert level_cache.default_folder() == tmp_path
+    monkeypatch.delenv("QRES_CACHE")
+    assert level_cache.default_folder().name == "qres"
+
+
+def test_level_path_depends_on_content_level_and_quantizer(reference: gguf_file.Inventory, tmp_path: Path) -> None:
+    def path(digest: str, level: str, version: str) -> Path:
+        return level_cache.level_path(tmp_path, reference, digest, levels.parse(level), version)
+
+    paths = {path("a" * 64, "Q4_K_M", "1"), path("b" * 64, "Q4_K_M", "1"), path("a" * 64, "Q6_K", "1")}
+    paths.add(path("a" * 64, "Q4_K_M", "2"))
+    assert len(paths) == 4
+    assert all(p.is_relative_to(tmp_path) and p.suffix == ".gguf" and "%" not in p.name for p in paths)
+
+
+def test_make_refuses_when_the_disk_is_full(
+    reference: gguf_file.Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "run", lambda *_: 100 * 2**20)  # the dry run: 100 MiB
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(2**40, 2**40, 120 * 2**20))
+    target = tmp_path / "cache" / "level.gguf"
+    with pytest.raises(InputError, match=r"Q4_K_M needs 100 MiB in .*cache, 120 MiB are free"):
+        level_cache.make(reference, levels.parse("Q4_K_M"), target, 1, lambda *_: None)
+    assert not list(target.parent.iterdir())
+
+
+def test_make_refuses_a_file_that_is_not_what_was_asked_for(
+    reference: gguf_file.Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(work: Any, _on_event: Any, source: Path, *rest: Any) -> int | None:  # noqa: ANN401 - stands for any work
+        if work is level_cache._dry_run:
+            return 1
+        shutil.copy(source, rest[0])  # the reference itself, not a Q4_K_M
+        return None
+
+    monkeypatch.setattr(worker, "run", run)
+    target = tmp_path / "cache" / "level.gguf"
+    with pytest.raises(Exception, match="wrote F16 where Q4_K_M was asked for"):
+        level_cache.make(reference, levels.parse("Q4_K_M"), target, 1, lambda *_: None)
+    assert not list(target.parent.iterdir())
+
+
+def test_types_16bit_follow_the_range(tmp_path: Path) -> None:
+    def wide(name: str, values: tiny.Floats) -> tuple[npt.NDArray[np.generic], gguf.GGMLQuantizationType | None]:
+        if name == "blk.0.ffn_up.weight":
+            values[3, 7] = 70_000.0
+        if name == "blk.0.ffn_gate.weight":
+            kind = gguf.GGMLQuantizationType.BF16
+            return gguf.quantize(values, kind), kind
+        return values, None  # F32
+
+    types = assemble.types_16bit(gguf_file.read(tiny.write_llama(tmp_path / "wide.gguf", n_layer=1, change=wide)))
+    assert types["blk.0.ffn_up.weight"] == "BF16"
+    assert types["blk.0.ffn_gate.weight"] == "BF16"
+    assert types["blk.0.ffn_down.weight"] == "F16"
+    assert "blk.0.ffn_norm.weight" not in types
