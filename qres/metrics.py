@@ -94,9 +94,7 @@ class ChunkMean:
         self.counts: list[int] = []
 
     def update(self, values: Doubles) -> None:
-        """Add one chunk's per-token values; a chunk without any does not count."""
-        if not np.size(values):
-            return
+        """Add one chunk's per-token values; a chunk without any counts neither as tokens nor as a chunk."""
         self.sums.append(float(np.sum(values, dtype=np.float64)))
         self.counts.append(int(np.size(values)))
 
@@ -117,12 +115,12 @@ class ChunkMean:
         return clustered_se(self.sums, self.counts)
 
 
-def clustered_se(sums: Sequence[float], counts: Sequence[int]) -> float | None:
-    """Standard error of sum(sums) / sum(counts) with whole chunks as the independent units.
+def clustered_se(sums: Sequence[float], counts: Sequence[float]) -> float | None:
+    """Standard error of the ratio sum(sums) / sum(counts) with whole chunks as the independent units.
 
     se^2 = C / (C - 1) * sum_c (s_c - m n_c)^2 / N^2 with m = sum(s) / N, N = sum(n).
     """
-    chunks, n = len(sums), sum(counts)
+    chunks, n = sum(count > 0 for count in counts), sum(counts)
     if chunks < 2 or n == 0:
         return None
     s, c = np.asarray(sums, dtype=np.float64), np.asarray(counts, dtype=np.float64)
@@ -289,7 +287,7 @@ class OutputStats:
         q = self._quantiles.quantile
         return Output(
             tokens=int(n),
-            chunks=len(self.kld.sums),
+            chunks=sum(count > 0 for count in self.kld.counts),
             kld_mean=self.kld.mean,
             kld_se=self.kld.se,
             kld_median=q(0.5),

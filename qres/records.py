@@ -93,6 +93,9 @@ class NoiseFloor:
 
     kld_mean: float | None
     drift_median: float | None
+    """Over all stream points."""
+    drift_points: tuple[float | None, ...] = ()
+    """Median drift at each stream point; noise grows along the stream as drift does."""
 
 
 @dataclass(frozen=True)
@@ -243,7 +246,7 @@ class Keep:
 
     unit: str
     type: str
-    """`F16` or `BF16`, by the range of its weights."""
+    """`F16`, or `BF16` where the reference holds one of its matrices as BF16 or with values beyond F16."""
     kld_recovered: float
     gap_share: float
     """kld_recovered over the level's whole KLD on the ranking text."""
@@ -266,6 +269,8 @@ class KeepCheck:
     """The same without the listed units' errors."""
     recovered_share: float
     bytes_added: int
+    recovered_se: float | None = None
+    """Standard error of `recovered_share`, paired by chunk."""
 
 
 @dataclass(frozen=True)

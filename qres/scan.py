@@ -11,7 +11,7 @@ from typing import Protocol
 
 from qres import assemble, corpus, deploy, gguf_file, level_cache, levels
 from qres.advice import verdict
-from qres.errors import InputError, NativeError, QresError, UsageError
+from qres.errors import InputError, NativeError, QresError, UnsupportedError, UsageError
 from qres.gguf_file import Inventory
 from qres.job import Job, Measured, Progress
 from qres.native import worker
@@ -95,6 +95,10 @@ def _texts(options: ScanOptions) -> tuple[corpus.Source, corpus.Source | None]:
 
 def _check_context(options: ScanOptions, reference: Inventory) -> None:
     """llama.cpp aborts the process when some architectures run past their trained context."""
+    if 0 < reference.n_ctx_train < corpus.MIN_TOKENS:
+        raise UnsupportedError(
+            f"{reference.path.name} was trained for {reference.n_ctx_train} tokens, too few to measure"
+        )
     if options.n_ctx % 2 or options.n_ctx < corpus.MIN_TOKENS:
         raise UsageError(f"--n-ctx {options.n_ctx} is not an even number of at least {corpus.MIN_TOKENS}")
     if reference.n_ctx_train and options.n_ctx > reference.n_ctx_train:
@@ -127,16 +131,32 @@ def _candidates(
     skipped: list[Skipped] = []
     if options.files:
         found = [_given(path, reference) for path in options.files]
+        for name, inventory in found:
+            if inventory.path.samefile(reference.path):
+                listener.note(f"{name} is the reference itself: every difference will be 0")
     else:
         found = _made(options, reference, listener, skipped)
     if not found:
         reasons = "; ".join(f"{row.what}: {row.reason}" for row in skipped)
         raise NativeError(f"no level could be made: {reasons}")
-    names = [name for name, _ in found]
-    unique = [
-        (name if names.count(name) == 1 else f"{name} ({inventory.path.name})", inventory) for name, inventory in found
-    ]
-    return sorted(unique, key=lambda pair: pair[1].file_bytes), tuple(skipped)
+    return sorted(_unique(found), key=lambda pair: pair[1].file_bytes), tuple(skipped)
+
+
+def _unique(found: Sequence[tuple[str, Inventory]]) -> list[tuple[str, Inventory]]:
+    """Levels by names of their own: everything about a level is looked up by its name.
+
+    The file type alone where it is enough, else with the file's name, its folder, or a running number.
+    """
+    for naming in (
+        lambda name, _path, _i: name,
+        lambda name, path, _i: f"{name} ({path.name})",
+        lambda name, path, _i: f"{name} ({path.parent.name}/{path.name})",
+        lambda name, _path, i: f"{name} (file {i + 1})",
+    ):
+        names = [naming(name, inventory.path.resolve(), i) for i, (name, inventory) in enumerate(found)]
+        if len(set(names)) == len(names):
+            break
+    return [(name, inventory) for name, (_, inventory) in zip(names, found, strict=True)]
 
 
 def _given(path: Path, reference: Inventory) -> tuple[str, Inventory]:
@@ -168,7 +188,9 @@ def _made(
             )
     folder = options.cache or level_cache.default_folder()
     listener.stage("reading the reference", None)
-    digest = gguf_file.content_digest(reference.shards, listener.step)
+    digest = gguf_file.content_digest(
+        reference.shards, lambda done, total: listener.step(done // 2**20, total // 2**20, "MiB")
+    )
     found = []
     for level in wanted:
         target = level_cache.level_path(folder, reference, digest, level, version("llama-cpp-python"))
@@ -266,6 +288,8 @@ def _result(
     rows = deploy.deployment(records, {name: inventory.tensor_bytes for name, inventory in candidates}, memory)
     if measured.unmapped:
         skipped = (*skipped, Skipped("residual stream, drift, units", measured.unmapped))
+    if measured.no_noise_floor:
+        skipped = (*skipped, Skipped("noise floor", measured.no_noise_floor))
     return Result(
         schema_version=SCHEMA_VERSION,
         reference=about,

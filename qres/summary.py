@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 
 from qres.drift import DriftStats, HealthStats
 from qres.lockstep import LevelStats
-from qres.metrics import ChunkMean, Quantiles, clustered_se, spearman
+from qres.metrics import ChunkMean, clustered_se, spearman
 from qres.records import Additivity, Comparison, Health, Keep, KeepCheck, Point, RankCorrelation, Unit
 from qres.residual import ResidualMap
 from qres.sensitivity.patching import unit_name
 
 F16_MAX = 65504.0
-_MIN_TOKENS = 1
+"""Largest finite 16-bit float."""
 
 
 def _finite(value: float | None) -> float | None:
@@ -36,7 +36,7 @@ def health(rmap: ResidualMap, stats: HealthStats) -> tuple[Health, ...]:
     """The reference's stream at every point."""
     rows = []
     for i, (layer, kind, label, _) in enumerate(_labels(rmap)):
-        mean, variance = stats.sums[i] / max(stats.tokens, _MIN_TOKENS)
+        mean, variance = stats.sums[i] / max(stats.tokens, 1)
         absmax = _finite(stats.absmax[i])
         rows.append(
             Health(
@@ -109,33 +109,36 @@ def units(
         damage = stats.units.get(i)
         injected = None if head else drift.injected.quantile(0.5, i)
         names = [name for name in unit_weights(rmap, i) if name in bytes_16bit]
+        exact = not head and drift.injected.max[i] == 0
         rows.append(
             Unit(
                 unit=unit_name(rmap, i),
                 kind=kind if i == 0 or head else "branch",
                 layer=layer,
                 branch=kind,
-                kld=damage.mean if damage else (0.0 if injected == 0 else None),
+                kld=damage.mean if damage else (0.0 if exact else None),
                 kld_se=damage.se if damage else None,
-                method=_method(damage, injected, head),
+                method=_method(damage, exact, head),
                 injected_error=injected,
                 local_error=None if head else drift.local.quantile(0.5, i),
                 ratio=None if head or i == 0 else drift.ratio.quantile(0.5, i),
                 drift=None if head else drift.drift.quantile(0.5, i),
                 weights=tuple(names),
                 bytes_at_level=sum(level_bytes[name] for name in names),
-                bytes_at_16bit=sum(bytes_16bit[name] for name in names),
+                bytes_at_16bit=sum(max(bytes_16bit[name], level_bytes[name]) for name in names),
             )
         )
     return tuple(rows)
 
 
-def _method(damage: ChunkMean | None, injected: float | None, head: bool) -> str:
+def _method(damage: ChunkMean | None, exact: bool, head: bool) -> str:
+    if damage is not None and damage.mean is None:
+        return "no finite position"
     if head:
         return "forced"
-    if damage:
+    if damage is not None:
         return "patched"
-    return "no error at this level" if injected == 0 else "not patched: its injected error ranks below the patched ones"
+    return "no error at this level" if exact else "not patched: its injected error ranks below the patched ones"
 
 
 def rank_correlation(rows: Sequence[Unit]) -> RankCorrelation | None:
@@ -180,6 +183,7 @@ def keep_check(rmap: ResidualMap, stats: LevelStats, kept: Sequence[int], keep: 
         kld_without_units=rest,
         recovered_share=1 - rest / whole if whole > 0 else 0.0,
         bytes_added=sum(row.bytes_added for row in keep if row.unit in names),
+        recovered_se=clustered_se(stats.without_kept.sums, stats.all_injected.sums),  # of the ratio rest / whole
     )
 
 
@@ -188,21 +192,8 @@ def comparisons(names: Sequence[str], stats: Sequence[LevelStats]) -> tuple[Comp
     rows = []
     for a in range(len(names) - 1):
         one, other = stats[a].output.kld, stats[a + 1].output.kld
-        if one.counts != other.counts or one.mean is None or other.mean is None:
-            continue  # non-finite positions in one of them: not the same tokens
+        if stats[a].output.nonfinite or stats[a + 1].output.nonfinite or one.mean is None or other.mean is None:
+            continue  # not the same positions
         difference = [x - y for x, y in zip(one.sums, other.sums, strict=True)]
         rows.append(Comparison(names[a], names[a + 1], one.mean - other.mean, clustered_se(difference, one.counts)))
     return tuple(rows)
-
-
-__all__ = [
-    "Quantiles",
-    "additivity",
-    "comparisons",
-    "health",
-    "keep_check",
-    "points",
-    "rank_correlation",
-    "unit_weights",
-    "units",
-]

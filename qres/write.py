@@ -21,9 +21,10 @@ def output_folder(folder: Path, inputs: Sequence[Path]) -> Iterator[None]:
     Raises:
         InputError: the folder cannot be made or written, or a report would overwrite an input.
     """
-    created = [path for path in (folder, *folder.parents) if not path.exists()]  # innermost first
+    created: list[Path] = []
     try:
         try:
+            created = [path for path in (folder, *folder.parents) if not path.exists()]  # innermost first
             folder.mkdir(parents=True, exist_ok=True)
             probe = folder / f".qres-{os.getpid()}"
             probe.touch()

@@ -9,7 +9,7 @@ import pytest
 
 from qres import advice
 from qres.advice import NextLevel, UnitDamage, keep_list
-from qres.records import Keep, Level, NoiseFloor
+from qres.records import Keep, KeepCheck, Level, NoiseFloor
 from tests.example_result import example
 
 MIB = 2**20
@@ -185,7 +185,7 @@ def level(
         ({"same_top": 0.8999}, False),
         ({"ln_ppl": 0.0279}, True),
         ({"ln_ppl": 0.0281}, False),  # 0.0281 + 2 * 0.001 > 0.03
-        ({"ln_ppl": 0.0281, "ln_ppl_se": None}, True),
+        ({"ln_ppl": 0.0, "ln_ppl_se": None}, False),  # one chunk proves nothing
         ({"ln_ppl": -0.5}, True),
         ({"same_top": None}, False),
         ({"ln_ppl": None}, False),
@@ -209,17 +209,44 @@ def test_verdict_is_the_smallest_good_level() -> None:
     assert found.headline.startswith(f"Ship Q5_K_M (50 MiB, {50 * MIB / REFERENCE.bytes:.0%} of the reference)")
     assert "same top token 93.1%, perplexity +2.0%, KLD 0.0100" in found.headline
     assert "smallest measured level within 90% same top token and less than 3% more perplexity" in found.details
-    assert "Q4_K_M is not (80.0%, +1.0%)" in found.details
+    assert "Q4_K_M is not (80.0%, +1.0% ± 0.1%)" in found.details
     assert "100 times the noise floor" in found.details
-    assert found.keep.startswith("Nothing in Q5_K_M is worth keeping")
+    assert found.keep == "Nothing in Q5_K_M needs to stay at 16 bit: no unit's damage stands out of the noise."
 
 
 def test_verdict_of_a_good_level_alone_names_no_other() -> None:
     found = advice.verdict(REFERENCE, [level("Q8_0", 80)], NoiseFloor(None, None))
     assert found.level == "Q8_0"
     assert found.details == (
-        "It is the smallest measured level within 90% same top token and less than 3% more perplexity."
+        "It is the smallest measured level within 90% same top token and less than 3% more perplexity, "
+        "two standard errors included."
     )
+
+
+def test_verdict_tells_the_reasons_for_keeping_nothing_apart() -> None:
+    row = Keep("0.ffn", "F16", 0.01, 0.1, MIB, None, False, "")
+    small = dataclasses.replace(level("Q5_K_M", 50), keep_16bit=(row,))
+    unmapped = dataclasses.replace(small, units=(), keep_16bit=())
+
+    def keep(*levels: Level) -> str:
+        return advice.verdict(REFERENCE, levels, NOISE).keep
+
+    assert (
+        keep(small) == "Nothing in Q5_K_M is worth keeping at 16 bit: the whole model at 16 bit recovers more per byte."
+    )
+    assert (
+        keep(small, level("Q8_0", 80)) == "Nothing in Q5_K_M is worth keeping at 16 bit: Q8_0 recovers more per byte."
+    )
+    assert keep(unmapped) == "What to keep at 16 bit in Q5_K_M is unknown: its units could not be measured."
+
+
+def test_verdict_says_when_no_gain_shows_on_other_text() -> None:
+    row = Keep("0.ffn", "F16", 0.01, 0.1, MIB, None, True, "")
+    check = KeepCheck(("0.ffn",), 0.1, 0.09, 0.1, MIB, recovered_se=0.06)
+    kept = dataclasses.replace(level("Q5_K_M", 50), keep_16bit=(row,), keep_check=check)
+    assert "no gain shows on other text" in advice.verdict(REFERENCE, [kept], NOISE).keep
+    sure = dataclasses.replace(kept, keep_check=dataclasses.replace(check, recovered_se=0.01))
+    assert "the KLD falls by 10% on other text" in advice.verdict(REFERENCE, [sure], NOISE).keep
 
 
 def test_verdict_without_good_level_is_the_least_damaged() -> None:

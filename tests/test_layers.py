@@ -57,6 +57,7 @@ ALLOWED: dict[str, set[str]] = {
         "advice",
         "corpus",
         "drift",
+        "errors",
         "job",
         "lockstep",
         "native.session",
@@ -100,7 +101,7 @@ ALLOWED: dict[str, set[str]] = {
     "report.words": REPORT,
     "write": {"errors", "records", "report", "result_json"},
     "progress": {"records", "report"},
-    "cli": {"demo", "errors", "level_cache", "progress", "result_json", "scan", "write"},
+    "cli": {"demo", "errors", "level_cache", "levels", "progress", "result_json", "scan", "write"},
     "__main__": {"cli"},
 }
 """Module -> what it may import of qres, at module level or within a function; a package allows its modules."""

@@ -363,7 +363,8 @@ def test_chunk_without_tokens_does_not_count() -> None:
         found.update(np.array(chunk))
         if chunk:
             every.update(np.array(chunk))
-    assert (found.sums, found.counts) == (every.sums, every.counts) == ([3.0, 6.0], [2, 1])
+    assert (found.sums, found.counts) == ([0.0, 3.0, 0.0, 6.0], [0, 2, 0, 1])  # in step with the other units' chunks
+    assert (every.sums, every.counts) == ([3.0, 6.0], [2, 1])
     assert (found.mean, found.se) == (3.0, every.se)
     only = ChunkMean()
     only.update(np.array([]))

@@ -25,7 +25,7 @@ class Builder:
 
     def _append(self, op: str, name: str, ne: tuple[int, ...], sources: tuple[int, ...], ordinal: int) -> int:
         shape: Shape = (*ne, *(1,) * (4 - len(ne)))  # type: ignore[assignment]
-        self.nodes.append(Node(len(self.nodes), ordinal, op, op, name, shape, 0, sources))
+        self.nodes.append(Node(len(self.nodes), ordinal, op, name, shape, 0, sources))
         return len(self.nodes) - 1
 
     def leaf(self, name: str, *ne: int) -> int:
@@ -173,7 +173,7 @@ def test_names_of_nodes_do_not_matter() -> None:
     g.head(x)
     expected = shape(g.trace())
     g.nodes = [
-        node if node.is_leaf else Node(node.index, node.ordinal, node.op, node.op, "l_out-0", node.ne, 0, node.sources)
+        node if node.is_leaf else Node(node.index, node.ordinal, node.op, "l_out-0", node.ne, 0, node.sources)
         for node in g.nodes
     ]
     assert shape(g.trace()) == expected

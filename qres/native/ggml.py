@@ -75,8 +75,6 @@ def _declare(name: str, restype: Any, *argtypes: Any) -> Any:  # noqa: ANN401 - 
 
 # const char * ggml_op_name(enum ggml_op op);
 _op_name = _declare("ggml_op_name", ctypes.c_char_p, ctypes.c_int)
-# const char * ggml_op_desc(const struct ggml_tensor * t);  (unary and GLU nodes give the function's name)
-_op_desc = _declare("ggml_op_desc", ctypes.c_char_p, ctypes.c_void_p)
 # size_t ggml_nbytes(const struct ggml_tensor * tensor);
 _nbytes = _declare("ggml_nbytes", ctypes.c_size_t, ctypes.c_void_p)
 # bool ggml_is_contiguous(const struct ggml_tensor * tensor);
@@ -94,11 +92,6 @@ _tensor_set = _declare(
 def op_name(op: int) -> str:
     """Name of a `ggml_op`, e.g. `MUL_MAT`."""
     return cast(bytes, _op_name(op)).decode()
-
-
-def op_description(address: int) -> str:
-    """As `op_name`, but the function of a unary or GLU node (`SILU`, `SWIGLU`)."""
-    return cast(bytes, _op_desc(address)).decode()
 
 
 def at(address: int) -> CTensor:

@@ -27,8 +27,6 @@ class Node:
     ordinal: int
     """Position in execution order, or LEAF."""
     op: str
-    function: str
-    """The function of a unary or GLU operation (`SILU`), else the operation again."""
     name: str
     """llama.cpp's label. Never a key: names repeat, lie and are absent (docs/facts.md, 2)."""
     ne: tuple[int, int, int, int]
@@ -93,7 +91,6 @@ class Recorder:
             index=len(self._nodes),
             ordinal=ordinal,
             op=ggml.op_name(tensor.op),
-            function=ggml.op_description(address),
             name=copy["name"] if copy else name,
             ne=(ne[0], ne[1], ne[2], ne[3]),
             type=tensor.type,

@@ -21,7 +21,6 @@ import numpy as np
 import numpy.typing as npt
 
 from qres.errors import InputError, NativeError, UnsupportedError
-from qres.native import ggml
 from qres.native.graph import Graph, Recorder
 
 Floats = npt.NDArray[np.float32]
@@ -101,27 +100,41 @@ def system_info() -> str:
 class Session:
     """A loaded model with a context. Use as a context manager; frees the context before the model."""
 
-    def __init__(self, path: Path, options: SessionOptions) -> None:
-        """Load a model file.
+    def __init__(self, path: Path, options: SessionOptions, share: Session | None = None) -> None:
+        """Load a model file, or make another context of a loaded one.
+
+        Args:
+            path: The model.
+            options: How to run it.
+            share: A session whose model is used instead of loading the file again; must outlive this one.
 
         Raises:
             NativeError: llama.cpp refused the file; its own last message is given.
-            UnsupportedError: the model needs an encoder.
+            UnsupportedError: the model needs an encoder, or layers were to go to a GPU that llama.cpp does not have.
         """
         self.path = path
         self.options = options
         self._tap: Tap | None = None
         self._failure: BaseException | None = None
-        self._stop = False
         self._stack = ExitStack()
         try:
-            self._model = self._load_model()
+            self._model: Any = share._model if share else self._load_model()
+            self._vocab = llama_cpp.llama_model_get_vocab(self._model)
+            self.n_vocab = int(llama_cpp.llama_vocab_n_tokens(self._vocab))
+            self.n_embd = int(llama_cpp.llama_model_n_embd(self._model))
+            self.n_layer = int(llama_cpp.llama_model_n_layer(self._model))
+            self.n_ctx_train = int(llama_cpp.llama_model_n_ctx_train(self._model))
             self._context = self._make_context()
         except BaseException:
             self._stack.close()
             raise
 
     def _load_model(self) -> Any:  # noqa: ANN401 - an opaque ctypes pointer
+        if self.options.n_gpu_layers and not llama_cpp.llama_supports_gpu_offload():
+            raise UnsupportedError(
+                "the installed llama-cpp-python was built without a GPU backend",
+                "leave --n-gpu-layers out, or build it with one",
+            )
         log.clear()
         params = llama_cpp.llama_model_default_params()
         params.n_gpu_layers = self.options.n_gpu_layers
@@ -133,11 +146,6 @@ class Session:
             raise UnsupportedError(
                 f"{self.path.name} is an encoder-decoder model", "qres measures decoder-only language models"
             )
-        self._vocab = llama_cpp.llama_model_get_vocab(model)
-        self.n_vocab = int(llama_cpp.llama_vocab_n_tokens(self._vocab))
-        self.n_embd = int(llama_cpp.llama_model_n_embd(model))
-        self.n_layer = int(llama_cpp.llama_model_n_layer(model))
-        self.n_ctx_train = int(llama_cpp.llama_model_n_ctx_train(model))
         return model
 
     def _make_context(self) -> Any:  # noqa: ANN401 - an opaque ctypes pointer
@@ -148,9 +156,7 @@ class Session:
         if not self.options.flash_attention:
             params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
         self._callback = llama_cpp.ggml_backend_sched_eval_callback(self._on_node)
-        self._abort = llama_cpp.ggml_abort_callback(lambda _data: self._stop)
         params.cb_eval = self._callback
-        params.abort_callback = self._abort
         context = llama_cpp.llama_init_from_model(self._model, params)
         if not context:
             raise NativeError(f"llama.cpp cannot make a context for {self.path.name}: {log.reason()}")
@@ -214,21 +220,18 @@ class Session:
         return view
 
     def record(self, tokens: Sequence[int]) -> Graph:
-        """The compute graph of decoding these tokens.
+        """The compute graph of decoding these tokens."""
+        tap = _RecordTap()
+        self._run(tokens, tap, 0)
+        return tap.recorder.graph()
 
-        Nothing is computed: the decode is aborted once all nodes have been shown.
-        """
-        recorder = _RecordTap(self)
-        self._run(tokens, recorder, 0, may_abort=True)
-        return recorder.recorder.graph()
-
-    def _run(self, tokens: Sequence[int], tap: Tap | None, start: int, *, may_abort: bool = False) -> None:
+    def _run(self, tokens: Sequence[int], tap: Tap | None, start: int) -> None:
         if not 0 < len(tokens) <= self.options.n_ctx:  # llama.cpp would abort the process (docs/facts.md, 17)
             raise NativeError(f"{len(tokens)} tokens do not fit a batch of {self.options.n_ctx}")
         if start == 0:
             llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._context), True)
         self._fill_batch(tokens, start)
-        self._tap, self._failure, self._stop = tap, None, False
+        self._tap, self._failure = tap, None
         log.clear()
         try:
             code = llama_cpp.llama_decode(self._context, self._batch)
@@ -237,13 +240,8 @@ class Session:
             self._tap = None
         if self._failure is not None:
             raise self._failure
-        aborted = code == 2
-        if code != 0 and not (may_abort and aborted):
+        if code != 0:
             raise NativeError(f"{self.path.name}: llama_decode returned {code}: {log.reason()}")
-
-    def stop(self) -> None:
-        """Abort the running decode at its next node; called by a tap."""
-        self._stop = True
 
     def _fill_batch(self, tokens: Sequence[int], start: int) -> None:
         batch = self._batch
@@ -271,19 +269,17 @@ class Session:
 
 
 class _RecordTap:
-    """Records every node, then stops the decode before anything is computed."""
+    """Records every node and asks for none."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self) -> None:
         self.recorder = Recorder()
-        self._session = session
 
     def ask(self, address: int) -> bool:
         self.recorder.add(address)
-        self._session.stop()
         return False
 
     def see(self, address: int) -> None:
         """Never called: nothing is asked for."""
 
 
-__all__ = ["Floats", "Session", "SessionOptions", "Tap", "ggml", "log", "system_info"]
+__all__ = ["Floats", "Session", "SessionOptions", "Tap", "log", "system_info"]

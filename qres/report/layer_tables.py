@@ -27,7 +27,7 @@ MEASURES = (
 
 def points(result: Result, level: Level) -> Table:
     """Every stream point of one level."""
-    floor = result.noise_floor.drift_median
+    floors = result.noise_floor.drift_points
     columns = (
         Column("point", "text"),
         Column("ratio, reference"),
@@ -44,7 +44,7 @@ def points(result: Result, level: Level) -> Table:
         Column("made here"),
         Column("largest value"),
     )
-    rows = (_point_row(point, floor) for point in level.points)
+    rows = (_point_row(point, floors[point.index] if floors else None) for point in level.points)
     note = (
         "Medians over tokens. Drift is from the free run, local and injected error from the forced run. Drift shares "
         "add up to 100 %; a negative share pulls back towards the reference."
@@ -280,8 +280,8 @@ def _cut(level: Level) -> str:
     if worth == len(level.keep_16bit):
         return "Every listed unit is worth its bytes."
     if worth == 0:
-        return "No unit is worth its bytes: the next larger level buys more KLD per byte."
-    return f"The first {worth} are worth their bytes; from there on the next larger level buys more KLD per byte."
+        return "No unit is worth its bytes: see the last part of each reason for what buys more KLD per byte."
+    return f"The first {worth} are worth their bytes; for the others the reason names what buys more KLD per byte."
 
 
 def _headroom(value: float | None) -> str:
