@@ -13,7 +13,7 @@ import pytest
 from typer.main import get_command
 
 from qres import advice, errors, levels, records
-from qres.cli import app
+from qres.cli import INTERRUPTED, TERMINATED, app
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -101,7 +101,7 @@ def test_readme_lists_the_levels_that_can_be_made_and_those_that_cannot() -> Non
 
 def test_readme_has_every_exit_code() -> None:
     kinds = [k for k in vars(errors).values() if isinstance(k, type) and issubclass(k, errors.QresError)]
-    codes = {0, 130} | {kind.exit_code for kind in kinds if kind is not errors.QresError}
+    codes = {0, INTERRUPTED, TERMINATED} | {kind.exit_code for kind in kinds if kind is not errors.QresError}
     section = read(README).split("### Exit codes")[1].split("\n## ")[0]
     assert {int(code) for code in re.findall(r"^\| (\d+) \|", section, re.MULTILINE)} == codes
 
