@@ -82,7 +82,7 @@ def keep_list(
             bytes_added=u.bytes_added,
             confidence=confidence[i],
             worth_it=worth[i],
-            reason=_reason(u, worth[i], rate, alternative),
+            reason=_reason(u, rate, alternative),
         )
         for i, u in enumerate(listed)
     )
@@ -92,15 +92,10 @@ def _se(unit: UnitDamage) -> float | None:
     return clustered_se(unit.kld_sums, unit.tokens)
 
 
-def _reason(unit: UnitDamage, worth: bool, rate: float, alternative: NextLevel | None) -> str:
-    own = f"recovers {_per_mib(unit.kld / unit.bytes_added)} per MiB"
-    if alternative is None:
-        return own
-    return f"{own}, {alternative.name} throughout {'only ' if worth else ''}{_per_mib(rate)}"
-
-
-def _per_mib(rate: float) -> str:
-    return f"{rate * 2**20:.2g} nats"
+def _reason(unit: UnitDamage, rate: float, alternative: NextLevel | None) -> str:
+    """KLD recovered per MiB, by the unit and by the uniform alternative."""
+    own = f"{unit.kld / unit.bytes_added * 2**20:.2g} nats per MiB"
+    return own if alternative is None else f"{own}; {alternative.name}: {rate * 2**20:.2g}"
 
 
 def _confidence(listed: Sequence[UnitDamage], cut: int) -> list[float | None]:

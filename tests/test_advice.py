@@ -44,8 +44,8 @@ def test_keep_list_is_cut_where_the_next_level_is_cheaper() -> None:
     units = [unit("a", 0.04), unit("b", 0.03), unit("c", 0.02), unit("d", 0.01)]
     rows = keep_list(units, 0.2, None, NextLevel("Q5_K_M", 0.1, 4 * MIB))  # 0.025 per MiB
     assert [(row.unit, row.worth_it) for row in rows] == [("a", True), ("b", True), ("c", False), ("d", False)]
-    assert rows[0].reason == "recovers 0.04 nats per MiB, Q5_K_M throughout only 0.025 nats"
-    assert rows[2].reason == "recovers 0.02 nats per MiB, Q5_K_M throughout 0.025 nats"
+    assert rows[0].reason == "0.04 nats per MiB; Q5_K_M: 0.025"
+    assert rows[2].reason == "0.02 nats per MiB; Q5_K_M: 0.025"
 
 
 def test_keep_list_tie_with_the_next_level_is_not_worth_it() -> None:

@@ -96,26 +96,24 @@ def keep(result: Result, level: Level) -> Table:
     """What to keep at 16 bit, best first, with the running cost."""
     columns = (
         Column("unit", "text"),
-        Column("rank"),
         Column("as", "text"),
         Column("KLD recovered"),
         Column("of the gap"),
         Column("+MiB"),
-        Column("+MiB so far"),
+        Column("so far"),
         Column("confidence"),
-        Column("worth it", "text"),
+        Column("worth", "text"),
         Column("reason", "text"),
         Column("tensors", "text"),
     )
     weights = {unit.unit: unit.weights for unit in level.units}
     rows = []
     total = 0
-    for place, row in enumerate(level.keep_16bit, 1):
+    for row in level.keep_16bit:
         total += row.bytes_added
         rows.append(
             (
                 text(row.unit),
-                number(place, str(place)),
                 text(row.type),
                 number(row.kld_recovered, against_floor(row.kld_recovered, result.noise_floor.kld_mean)),
                 number(row.gap_share, percent(row.gap_share)),
@@ -280,7 +278,7 @@ def _cut(level: Level) -> str:
     if worth == len(level.keep_16bit):
         return "Every listed unit is worth its bytes."
     if worth == 0:
-        return "No unit is worth its bytes: see the last part of each reason for what buys more KLD per byte."
+        return "No unit is worth its bytes: each reason names what buys more KLD per byte."
     return f"The first {worth} are worth their bytes; for the others the reason names what buys more KLD per byte."
 
 
