@@ -117,7 +117,7 @@ def test_nonfinite_logits_are_named() -> None:
 
 def test_keep_adds_up_the_bytes_and_states_the_cut() -> None:
     table = layer_tables.keep(example(), example().levels[0])
-    assert column(table, "+MiB so far") == ["71.2", "74.1", "75.1", "78.0"]
+    assert column(table, "so far") == ["71.2", "74.1", "75.1", "78.0"]
     assert table.marked == (0, 1)
     assert "first 2 are worth" in table.note
     assert "did not choose the list" in table.note
