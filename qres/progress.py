@@ -9,12 +9,31 @@ from pathlib import Path
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table as RichTable
 from rich.text import Text
 
 from qres.records import Result
 from qres.report import tables
+
+
+class _RateColumn(ProgressColumn):
+    """Steps per second, or seconds per step where that reads better."""
+
+    def render(self, task: Task) -> Text:
+        speed = task.finished_speed or task.speed
+        if not speed:
+            return Text("")
+        return Text(f"{speed:.1f}/s" if speed >= 1 else f"{1 / speed:.1f} s each")
 
 
 class RichListener:
@@ -26,12 +45,14 @@ class RichListener:
             TextColumn("{task.fields[title]:<22}", markup=False),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
+            _RateColumn(),
             TimeElapsedColumn(),
-            TextColumn("left"),
             TimeRemainingColumn(),
+            TextColumn("left"),
             TextColumn("{task.fields[doing]}", style="dim", markup=False),
             console=self._console,
             disable=not self._console.is_terminal,
+            transient=True,  # what stays on the screen is the answer
         )
         self._task = self._progress.add_task("", total=None, title="", doing="", visible=False)
 
@@ -46,7 +67,8 @@ class RichListener:
 
     def stage(self, title: str, total: int | None) -> None:
         """A stage begins."""
-        self._progress.reset(self._task, total=total, title=title, doing="", visible=True)
+        self._progress.remove_task(self._task)
+        self._task = self._progress.add_task("", total=total, title=title, doing="")
 
     def step(self, done: int, total: int, doing: str = "") -> None:
         """Progress within the stage."""
