@@ -64,7 +64,7 @@ def keep_list(
         units: Measured units that are below 16 bit at this level.
         level_kld: The level's KLD on the same text.
         noise: KLD of the reference against itself.
-        alternative: The next larger level, or the reference itself.
+        alternative: The next larger level that was measured, or the best that Q8_0 could do.
     """
     floor = NOISE_FACTOR * (noise or 0.0)
     listed = [u for u in units if u.bytes_added > 0 and u.kld > floor and u.kld > 2 * (_se(u) or 0.0)]
@@ -116,10 +116,12 @@ def verdict(reference: Reference, levels: Sequence[Level], noise: NoiseFloor) ->
     """The answer: the smallest good level, or the least damaged one with a warning."""
     measured = [level for level in levels if level.output.kld_mean is not None]
     if not measured:
-        return Verdict(None, "No level could be measured.", "Nothing to keep.", "See what was skipped.")
-    by_size = sorted(measured, key=lambda level: level.bytes)
+        return Verdict(None, "No level could be measured.", "What to keep is unknown.", "The notes say why.")
+    # A file that is not smaller than the reference is nothing to ship instead of it.
+    smaller = [level for level in measured if level.bytes < reference.bytes] or measured
+    by_size = sorted(smaller, key=lambda level: level.bytes)
     good = [level for level in by_size if is_good(level)]
-    chosen = good[0] if good else min(measured, key=lambda level: level.output.kld_mean or 0.0)
+    chosen = good[0] if good else min(smaller, key=lambda level: level.output.kld_mean or 0.0)
     out = chosen.output
     size = f"{chosen.bytes / 2**20:.0f} MiB, {chosen.bytes / reference.bytes:.0%} of the reference"
     damage = f"same top token {_percent(out.same_top)}, perplexity {_change(out.ln_ppl_ratio)}, KLD {out.kld_mean:.4f}"
@@ -146,8 +148,9 @@ def _keep_line(level: Level, by_size: Sequence[Level]) -> str:
         return f"Nothing in {level.name} needs to stay at 16 bit: no unit's damage stands out of the noise."
     if not worth:
         larger = [other.name for other in by_size if other.bytes > level.bytes]
-        other = larger[0] if larger else "the whole model at 16 bit"
-        return f"Nothing in {level.name} is worth keeping at 16 bit: {other} recovers more per byte."
+        if not larger:
+            return f"Nothing in {level.name} is sure to be worth keeping at 16 bit: measure a larger level beside it."
+        return f"Nothing in {level.name} is worth keeping at 16 bit: {larger[0]} recovers more per byte."
     names = ", ".join(keep.unit for keep in worth[:5]) + (f" and {len(worth) - 5} more" if len(worth) > 5 else "")
     added = sum(keep.bytes_added for keep in worth) / 2**20
     return f"Keep at 16 bit in {level.name}: {names} (+{added:.1f} MiB{_proof(level.keep_check, worth)})."

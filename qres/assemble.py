@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from importlib.metadata import version
+from pathlib import Path
 
 import numpy as np
 
@@ -56,7 +58,7 @@ def _beyond_f16(inventory: Inventory, tensor: Tensor) -> bool:
 def reference(inventory: Inventory, measured: Measured) -> Reference:
     """The reference's record."""
     return Reference(
-        path=str(inventory.path),
+        path=_shown(inventory.path),
         name=inventory.name,
         architecture=inventory.architecture,
         norm_placement=measured.norm_placement,
@@ -76,7 +78,7 @@ def level(name: str, inventory: Inventory, measured: MeasuredLevel) -> Level:
     known = levels.LEVELS_BY_NAME.get(inventory.file_type)
     return Level(
         name=name,
-        path=str(inventory.path),
+        path=_shown(inventory.path),
         file_type=inventory.file_type,
         bytes=inventory.file_bytes,
         bpw=inventory.bpw,
@@ -91,6 +93,11 @@ def level(name: str, inventory: Inventory, measured: MeasuredLevel) -> Level:
         rank_correlation=measured.rank_correlation,
         additivity=measured.additivity,
     )
+
+
+def _shown(path: Path) -> str:
+    """A path for people: bytes that are no UTF-8 become question marks instead of ending the report."""
+    return os.fsencode(path).decode("utf-8", errors="replace")
 
 
 def settings(threads: int, n_gpu_layers: int, all_units: bool, measured: Measured, elapsed_s: float) -> Settings:
@@ -132,7 +139,7 @@ def warnings(measured: Measured, records: Sequence[Level]) -> tuple[str, ...]:
             )
         if record.nominal_bpw and record.bpw > record.nominal_bpw + 0.5:
             fell = len(record.fallback_tensors)
-            why = f"{fell} tensors fell back to larger types" if fell else "its tensors are a mix of another maker"
+            why = f"{fell} tensors fell back to larger types" if fell else "it mixes types in its own way"
             out.append(
                 f"{record.name} really is {record.bpw:.2f} bits per weight (nominally {record.nominal_bpw:.2f}): {why}."
             )

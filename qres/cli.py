@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
@@ -42,6 +43,9 @@ class Units(str, Enum):
     all = "all"
 
 
+_THREADS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 4
+"""The CPUs that this process may use: in a container fewer than the machine has."""
+
 LevelsOption = Annotated[str, typer.Option("--levels", help="Levels to make and measure, separated by commas.")]
 TextOption = Annotated[
     Path | None,
@@ -60,7 +64,7 @@ UnitsOption = Annotated[
     Units, typer.Option("--units", help="ranked: patch the units with the largest injected error; all: every one.")
 ]
 OutOption = Annotated[Path | None, typer.Option("--out", help="Folder for the reports. Default: reports/<model>.")]
-ThreadsOption = Annotated[int, typer.Option("--threads", min=1, help="CPU threads.")]
+ThreadsOption = Annotated[int, typer.Option("--threads", min=1, help="CPU threads, at most the CPUs there are.")]
 GpuOption = Annotated[int, typer.Option("--n-gpu-layers", min=0, help="Layers to put on the GPU.")]
 CacheOption = Annotated[
     Path | None,
@@ -68,8 +72,6 @@ CacheOption = Annotated[
         "--cache", help="Folder for the levels made and the demo model. Default: QRES_CACHE, or the user cache."
     ),
 ]
-_THREADS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 4
-"""The CPUs that this process may use: in a container fewer than the machine has."""
 
 
 @app.command()
@@ -186,6 +188,9 @@ def _scan(options: object, out: Path) -> None:
     assert isinstance(options, ScanOptions)
     inputs = [options.model, *options.files, *(p for p in (options.text, options.tokens) if p)]
     with write.output_folder(out, inputs), RichListener() as listener:
+        if options.threads > _THREADS:  # llama.cpp's threads spin while they wait: more than CPUs is a standstill
+            listener.note(f"{options.threads} threads were asked for, {_THREADS} CPUs are available: using {_THREADS}")
+            options = replace(options, threads=_THREADS)
         result = run(options, listener)
         listener.stage("writing reports", None)
         paths = write.reports(result, out, {"html", "md", "json"})
@@ -194,6 +199,7 @@ def _scan(options: object, out: Path) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point: runs the app and turns every expected failure into one line and an exit code."""
+    _open_standard_streams()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))  # so that what must be cleaned up is
     try:
         code = app(args=arguments, standalone_mode=False)  # typer hands an interrupt back as 130
@@ -205,12 +211,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _fail("interrupted", "", INTERRUPTED)
     except QresError as error:
         _fail(error.message, error.hint, error.exit_code)
+    except OSError as error:  # a full disk or a closed terminal behind standard output
+        _fail(f"cannot write the answer: {error.strerror or error}", "", 3)
     except Exception as error:
         if hasattr(error, "format_message"):  # click's own errors: unknown option, missing argument
             if not error.format_message():  # no arguments at all: the help has been shown
                 sys.exit(2)
             _fail(error.format_message(), "see qres --help", 2)
         raise
+
+
+def _open_standard_streams() -> None:
+    """Daemons start programs with these closed; libraries below do not expect that."""
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number: this one
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(1, "w")
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(2, "w")
 
 
 def _fail(message: str, hint: str, code: int) -> None:
@@ -223,8 +244,7 @@ def _fail(message: str, hint: str, code: int) -> None:
 
     line = Text.assemble(("qres: ", "bold red"), message.replace("\n", " "))
     if hint:
-        line.append(
-            f". {hint[0].upper()}{hint[1:]}." if not message.endswith(".") else f" {hint[0].upper()}{hint[1:]}."
-        )
+        first = hint if hint.startswith("llama") else hint[0].upper() + hint[1:]
+        line.append(f"{'' if message.endswith(('.', '?')) else '.'} {first}.")
     Console(stderr=True, soft_wrap=True, highlight=False).print(line)
     sys.exit(code)

@@ -50,6 +50,8 @@ def read_text(path: Path) -> Source:
     Raises:
         InputError: unreadable, empty, too large, or not UTF-8 text.
     """
+    if str(path) == "-" and sys.stdin is None:
+        raise InputError("standard input is closed", "give a file to --text")
     name, data = (
         ("standard input", sys.stdin.buffer.read(MAX_TEXT_BYTES)) if str(path) == "-" else (str(path), _read(path))
     )

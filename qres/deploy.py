@@ -91,6 +91,8 @@ def device_advice(levels: Sequence[Level], rows: Sequence[Deployment]) -> tuple[
 
 def _advise(device: Device, n_ctx: int, fitting: Sequence[Level], rows: Sequence[Deployment]) -> DeviceAdvice:
     usable = device.ram_bytes * device.share / GIB
+    if not rows:
+        return DeviceAdvice(device.name, n_ctx, None, None, "no level could be measured")
     if not fitting:
         least = min((row.needed_bytes for row in rows), default=0) / GIB
         reason = f"no measured level fits: the smallest needs {least:.2f} GiB, {usable:.1f} GiB are usable"

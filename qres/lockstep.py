@@ -13,7 +13,7 @@ import numpy as np
 from qres.capture import IDENTITY_TOLERANCE, Forced, Snapshot, capture, force, identity_error, inject
 from qres.corpus import Chunk
 from qres.drift import DriftStats, HealthStats, norms, reference_norms
-from qres.errors import QresError, UnsupportedError
+from qres.errors import InputError, QresError, UnsupportedError
 from qres.metrics import ChunkMean, Doubles, Floats, OutputStats, Quantiles, Scored, score, score_reference
 from qres.native.session import Session
 from qres.records import NoiseFloor
@@ -150,6 +150,7 @@ class Lockstep:
         """Decode one chunk by the reference, then by each level free-running and forced, and update the statistics."""
         if self.rmap is None:
             scored = score_reference(self.reference.decode(chunk), chunk)
+            self._require_finite(scored, None)
             self._step("reference")
             for name, level, one in zip(self.names, self.levels, stats, strict=True):
                 one.output.update(score(scored, level.decode(chunk)))
@@ -158,6 +159,7 @@ class Lockstep:
         snapshot, logits = capture(self.reference, self.rmap, chunk, reuse=self._reference_memory)
         self._reference_memory = snapshot
         scored = score_reference(logits, chunk)
+        self._require_finite(scored, snapshot)
         known = reference_norms(snapshot, self.threads)
         if health:
             health.update(snapshot, known, self._reads, self.threads)
@@ -172,6 +174,20 @@ class Lockstep:
             self._step(f"{self.names[i]}, forced")
             forced.append(result)
         return ChunkRun(chunk, scored, tuple(forced))
+
+    def _require_finite(self, scored: Scored, snapshot: Snapshot | None) -> None:
+        """Nothing can be compared with a reference whose own output is not finite; say where that starts."""
+        if np.isfinite(scored.nll).any():
+            return
+        where = ""
+        if snapshot is not None and self.rmap is not None:
+            bad = [i for i, x in enumerate(snapshot.stream) if not np.isfinite(x).all()]
+            if bad:
+                where = f" from {self.rmap.branches[bad[0] - 1].unit if bad[0] else 'the embedding'} on"
+        raise InputError(
+            f"{self.reference.path.name}: the reference's own output is not finite{where}",
+            "its weights are damaged, or its activations overflow",
+        )
 
     def _free_run(self, i: int, chunk: Chunk, scored: Scored, stats: LevelStats) -> Snapshot:
         snapshot, logits = capture(self.levels[i], self._maps[i], chunk, reuse=self._level_memory)

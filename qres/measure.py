@@ -22,6 +22,9 @@ from qres.records import Keep, NoiseFloor
 from qres.residual import ResidualMap
 from qres.sensitivity import patching
 
+Q8_0_SHARE = 34 / 64
+"""Bytes of a Q8_0 block of 32 weights over those at 16 bit."""
+
 
 @dataclass(frozen=True)
 class Texts:
@@ -236,15 +239,22 @@ def _added(job: Job, level: int, name: str) -> int:
 
 
 def _next_level(job: Job, rank: Sequence[LevelStats], i: int, level_kld: float) -> NextLevel:
-    """The next larger file of the scan that is better, or the whole model at 16 bit."""
+    """The uniform alternative: the next larger level of the scan that is better.
+
+    Where none was measured, Q8_0 at its best: its size is known, and it cannot recover more than everything.
+    """
     own = job.levels[i].file_bytes
     larger = [
         NextLevel(job.levels[k].name, level_kld - kld, job.levels[k].file_bytes - own)
         for k, stats in enumerate(rank)
         if (kld := stats.output.kld.mean) is not None and job.levels[k].file_bytes > own and kld < level_kld
     ]
-    whole = NextLevel("16 bit", level_kld, sum(_added(job, i, name) for name in job.bytes_16bit))
-    return min(larger, key=lambda n: n.bytes_added, default=whole)
+    if larger:
+        return min(larger, key=lambda n: n.bytes_added)
+    held = job.levels[i].tensor_bytes
+    q8 = sum(max(0, round(size * Q8_0_SHARE) - held[name]) for name, size in job.bytes_16bit.items())
+    whole = sum(_added(job, i, name) for name in job.bytes_16bit)
+    return NextLevel("Q8_0 at most", level_kld, q8) if q8 else NextLevel("16 bit", level_kld, whole)
 
 
 def _kept_units(rmap: ResidualMap | None, keep: Sequence[Keep]) -> tuple[int, ...]:

@@ -76,7 +76,7 @@ class RichListener:
 
     def note(self, text: str) -> None:
         """Something the user should know now."""
-        self._console.print(Text(text, style="yellow"))
+        self._console.print(Text(text, style="yellow"), soft_wrap=True)
 
 
 class _PatientConsole(Console):
@@ -90,6 +90,8 @@ class _PatientConsole(Console):
 def show_answer(result: Result, paths: Sequence[Path]) -> None:
     """The three lines that answer, then the table of levels."""
     console = _PatientConsole(highlight=False, soft_wrap=True)
+    if not console.is_terminal:
+        console.width = _FILE_WIDTH
     first, rest = (result.warnings[:1], result.warnings[1:]) if not result.reference.is_16bit else ((), result.warnings)
     for warning in first:
         console.print(Text(warning, style="yellow"))
@@ -102,6 +104,8 @@ def show_answer(result: Result, paths: Sequence[Path]) -> None:
         console.print(Text(f"Note: {warning}", style="yellow"))
 
 
+_FILE_WIDTH = 200
+"""Columns where there is no terminal to fit."""
 _SHOWN = ("level", "MiB", "bits/weight", "KLD mean ± SE", "same top", "PPL change")
 """Columns of the levels table that fit a terminal of 80 characters; the report has them all."""
 

@@ -134,6 +134,8 @@ def _candidates(
         for name, inventory in found:
             if inventory.path.samefile(reference.path):
                 listener.note(f"{name} is the reference itself: every difference will be 0")
+            elif inventory.is_16bit and not reference.is_16bit:
+                listener.note(f"{inventory.path.name} is 16 bit and the reference is not: give the 16-bit file first")
     else:
         found = _made(options, reference, listener, skipped)
     if not found:

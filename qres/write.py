@@ -11,7 +11,8 @@ from qres.errors import InputError
 from qres.records import Result
 from qres.result_json import to_json
 
-NAMES = {"html": "report.html", "md": "report.md", "json": "result.json"}
+NAMES = {"json": "result.json", "html": "report.html", "md": "report.md"}
+"""In the order of writing: what cannot be made again without the model comes first."""
 
 
 @contextmanager
@@ -33,7 +34,11 @@ def output_folder(folder: Path, inputs: Sequence[Path]) -> Iterator[None]:
             raise InputError(
                 f"cannot write to {folder}: {error.strerror or error}", "choose another folder with --out"
             ) from error
-        protect([folder / name for name in NAMES.values()], inputs)
+        outputs = [folder / name for name in NAMES.values()]
+        odd = next((path for path in outputs if path.exists() and not path.is_file()), None)
+        if odd is not None:
+            raise InputError(f"{odd} exists and is not a file", "choose another folder with --out")
+        protect(outputs, inputs)
         yield
     except BaseException:
         with suppress(OSError):  # the first that holds something ends it
@@ -84,12 +89,15 @@ def reports(result: Result, folder: Path, formats: Collection[str], target: Path
             _write(path.parent / name, image)
         _write(path, text)
         written.append(path)
-    return tuple(written)
+    return tuple(written[1:] + written[:1]) if "json" in formats else tuple(written)
 
 
 def _write(path: Path, text: str) -> None:
+    path = path.resolve()  # a link stays a link, and what it leads to is replaced
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
+        if path.exists() and not path.is_file():
+            raise InputError(f"{path} exists and is not a file", "choose another place with --out")
         path.parent.mkdir(parents=True, exist_ok=True)
         partial.write_text(text, encoding="utf-8", newline="\n")
         partial.replace(path)

@@ -372,14 +372,14 @@ def demo_options(monkeypatch: pytest.MonkeyPatch) -> list[ScanOptions]:
 
 def test_demo_is_a_small_scan(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     seen = demo_options(monkeypatch)
-    assert_refused(run(capsys, "demo", "--cache", "mine", "--threads", "3"), 3, "enough")
+    assert_refused(run(capsys, "demo", "--cache", "mine", "--threads", "1"), 3, "enough")
     assert seen == [
         ScanOptions(
             model=Path("mine/demo/demo-F16.gguf"),
             levels=("Q4_K_M", "Q5_K_M"),
             chunks=4,
             rank_chunks=3,
-            threads=3,
+            threads=1,
             cache=Path("mine"),
         )
     ]
@@ -547,3 +547,13 @@ def test_help_as_a_process_loads_nothing_heavy() -> None:
     assert "Usage" in found.stdout
     heavy = {"llama_cpp", "torch", "altair", "vl_convert", "numpy", "gguf", "jinja2", "msgspec", "multiprocessing"}
     assert {name for name in loaded if name.split(".")[0] in heavy} == set()
+
+
+def test_threads_beyond_the_cpus_are_not_started(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = demo_options(monkeypatch)
+    monkeypatch.setattr("qres.cli._THREADS", 2)
+    error = run(capsys, "demo", "--cache", "mine", "--threads", "10000").err
+    assert [options.threads for options in seen] == [2]
+    assert "10000 threads were asked for, 2 CPUs are available: using 2" in error

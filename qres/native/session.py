@@ -68,6 +68,9 @@ class _Log:
         if level == _DEBUG_LEVEL:
             return
         os.write(2, text)
+        if level == _ERROR_LEVEL and self._partial:  # an unfinished progress line is no part of the error
+            self.lines.append(self._partial)
+            self._partial = ""
         *lines, self._partial = (self._partial + text.decode(errors="replace")).split("\n")
         self.lines = (self.lines + lines)[-1000:]
         if level == _ERROR_LEVEL:

@@ -299,3 +299,20 @@ def test_scan_quantized_reference_is_said_first(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "not 16 bit" in done.stdout.splitlines()[0]
     assert "not 16 bit" in load(tmp_path, "ref")["warnings"][0]
+
+
+def test_scan_reference_that_is_not_finite_names_the_branch(tmp_path: Path) -> None:
+    def poisoned(name: str, values: tiny.Floats) -> tuple[npt.NDArray[np.generic], gguf.GGMLQuantizationType | None]:
+        if name == "blk.1.ffn_down.weight":
+            values[3, 7] = np.inf
+        return tiny.keep(name, values)
+
+    tiny.write_llama(tmp_path / "bad.gguf", change=poisoned)
+    tiny.write_llama(tmp_path / "good.gguf")
+    done = qres(*small("scan", "bad.gguf", "good.gguf"), cwd=tmp_path)
+    assert done.returncode == 3
+    assert "the reference's own output is not finite from 1.ffn on" in done.stderr
+    done = qres(*small("scan", "good.gguf", "bad.gguf"), cwd=tmp_path)  # a broken level is a row, not the end
+    assert done.returncode == 0, done.stderr
+    assert "non-finite logits" in done.stdout
+    assert load(tmp_path, "good")["verdict"]["level"] is None
