@@ -29,7 +29,16 @@ def model_file(name: str, inventory: Inventory) -> ModelFile:
 
 def bytes_16bit(inventory: Inventory) -> dict[str, int]:
     """Bytes of each matrix at 16 bit; vectors (norms, biases) stay as they are at every level."""
-    return {tensor.name: 2 * tensor.n_weights for tensor in inventory.tensors if tensor.n_dims >= 2}
+    return _matrix_bytes(inventory, "F16")
+
+
+def bytes_q8_0(inventory: Inventory) -> dict[str, int]:
+    """Bytes of each matrix at Q8_0."""
+    return _matrix_bytes(inventory, "Q8_0")
+
+
+def _matrix_bytes(inventory: Inventory, type_name: str) -> dict[str, int]:
+    return {t.name: gguf_file.bytes_at(t, type_name) for t in inventory.tensors if t.n_dims >= 2}
 
 
 def types_16bit(inventory: Inventory) -> dict[str, str]:

@@ -42,6 +42,8 @@ class Job:
     """`F16` or `BF16` for each matrix of the reference, should it be kept."""
     bytes_16bit: Mapping[str, int]
     """What each matrix takes at 16 bit."""
+    bytes_q8_0: Mapping[str, int]
+    """What it takes at Q8_0."""
     levels: tuple[ModelFile, ...]
     n_ctx: int
     chunks: int | None

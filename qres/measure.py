@@ -22,9 +22,6 @@ from qres.records import Keep, NoiseFloor
 from qres.residual import ResidualMap
 from qres.sensitivity import patching
 
-Q8_0_SHARE = 34 / 64
-"""Bytes of a Q8_0 block of 32 weights over those at 16 bit."""
-
 
 @dataclass(frozen=True)
 class Texts:
@@ -252,7 +249,7 @@ def _next_level(job: Job, rank: Sequence[LevelStats], i: int, level_kld: float) 
     if larger:
         return min(larger, key=lambda n: n.bytes_added)
     held = job.levels[i].tensor_bytes
-    q8 = sum(max(0, round(size * Q8_0_SHARE) - held[name]) for name, size in job.bytes_16bit.items())
+    q8 = sum(max(0, size - held[name]) for name, size in job.bytes_q8_0.items())
     whole = sum(_added(job, i, name) for name in job.bytes_16bit)
     return NextLevel("Q8_0 at most", level_kld, q8) if q8 else NextLevel("16 bit", level_kld, whole)
 

@@ -294,15 +294,17 @@ class _Tracer:
         a, b = node.sources[0], node.sources[1]
         if not all(self._is_stream_shaped(self.nodes[x]) and not self.nodes[x].is_leaf for x in (a, b)):
             return (operand,)
-        kinds = [kind_of(self._own_weights(x)[1]) for x in (a, b)]
+        kinds = [self._kind(x) for x in (a, b)]
         if "other" in kinds or family(kinds[0]) == family(kinds[1]):
             return (operand,)
         pair = self._parts(a) + self._parts(b)
-        return tuple(sorted(pair, key=lambda x: kind_of(self._own_weights(x)[1]) in {"ffn", "moe"}))
+        return tuple(sorted(pair, key=lambda x: family(self._kind(x)) == "ffn"))
 
-    def _own_weights(self, operand: int) -> tuple[int | None, tuple[str, ...]]:
+    def _kind(self, operand: int) -> str:
+        return kind_of(self._own_weights(self._behind(operand))[1])
+
+    def _own_weights(self, found: _Behind) -> tuple[int | None, tuple[str, ...]]:
         """Layer of a branch and the weights behind it, those reached only through the layer's own cache included."""
-        found = self._behind(operand)
         layers = Counter(int(m[1]) for m in map(BLOCK.match, found.weights) if m)
         layer = layers.most_common(1)[0][0] if layers else None
         names = set(found.weights)
@@ -314,8 +316,8 @@ class _Tracer:
         return layer, tuple(sorted(names))
 
     def _branch(self, operand: int, point_of: dict[int, int]) -> Branch:
-        layer, names = self._own_weights(operand)
         found = self._behind(operand)
+        layer, names = self._own_weights(found)
         reads = [self._point(index, point_of) for index in found.reads]
         return Branch(
             index=0,

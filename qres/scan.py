@@ -220,6 +220,7 @@ def _job(
         reference=assemble.model_file(reference.path.name, reference),
         types_16bit=assemble.types_16bit(reference),
         bytes_16bit=assemble.bytes_16bit(reference),
+        bytes_q8_0=assemble.bytes_q8_0(reference),
         levels=tuple(assemble.model_file(name, inventory) for name, inventory in candidates),
         n_ctx=options.n_ctx,
         chunks=chunks,

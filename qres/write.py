@@ -75,7 +75,7 @@ def reports(result: Result, folder: Path, formats: Collection[str], target: Path
     """
     from qres.report import render_html, render_markdown
 
-    written = []
+    written: dict[str, Path] = {}
     for kind in (name for name in NAMES if name in formats):
         path = target or folder / NAMES[kind]
         if kind == "html":
@@ -88,8 +88,8 @@ def reports(result: Result, folder: Path, formats: Collection[str], target: Path
         for name, image in images.items():
             _write(path.parent / name, image)
         _write(path, text)
-        written.append(path)
-    return tuple(written[1:] + written[:1]) if "json" in formats else tuple(written)
+        written[kind] = path
+    return tuple(written[kind] for kind in ("html", "md", "json") if kind in written)
 
 
 def _write(path: Path, text: str) -> None:

@@ -7,10 +7,10 @@ attention of layer 3 is at 3 and its ffn at 3.5. The embedding is at -1, the hea
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from qres.records import Histogram, Level, Result, Unit
+from qres.records import Histogram, Level, Point, Result, Unit
 from qres.report.formatting import percent, plus_minus, significant
 
 Row = dict[str, Any]
@@ -47,28 +47,26 @@ def branches(result: Result) -> list[str]:
     return list(found)
 
 
+def _branch_rows(result: Result, values: Callable[[Point], tuple[Row, ...]]) -> list[Row]:
+    """One row for each of a point's values, for every branch of every level; the embedding is no branch."""
+    return [
+        {"level": level.name, "place": place, "branch": point.branch, "label": point.label, **value}
+        for level in result.levels
+        for place, point in zip(places([point.layer for point in level.points]), level.points, strict=True)
+        if point.branch != "embedding"
+        for value in values(point)
+    ]
+
+
 def ratios(result: Result) -> list[Row]:
     """Branch ratio of the reference and of each level."""
-    rows: list[Row] = []
-    for level in result.levels:
-        for place, point in zip(places([point.layer for point in level.points]), level.points, strict=True):
-            for model, value in (
-                ("reference", point.reference_ratio_median),
-                ("quantized", point.ratio_median),
-            ):
-                if point.branch != "embedding":
-                    rows.append(
-                        {
-                            "level": level.name,
-                            "place": place,
-                            "branch": point.branch,
-                            "label": point.label,
-                            "model": model,
-                            "value": _positive(value),
-                            "p95": significant(point.ratio_p95) if model == "quantized" else "",
-                        }
-                    )
-    return rows
+    return _branch_rows(
+        result,
+        lambda point: (
+            {"model": "reference", "value": _positive(point.reference_ratio_median), "p95": ""},
+            {"model": "quantized", "value": _positive(point.ratio_median), "p95": significant(point.ratio_p95)},
+        ),
+    )
 
 
 def drifts(result: Result) -> list[Row]:
@@ -89,25 +87,13 @@ def drifts(result: Result) -> list[Row]:
 
 def own_errors(result: Result) -> list[Row]:
     """What each layer's own weights do, by both measures of the forced run."""
-    rows: list[Row] = []
-    for level in result.levels:
-        for place, point in zip(places([point.layer for point in level.points]), level.points, strict=True):
-            for measure, value in (
-                (INJECTED, point.injected_error_median),
-                (LOCAL, point.local_error_median),
-            ):
-                if point.branch != "embedding":
-                    rows.append(
-                        {
-                            "level": level.name,
-                            "place": place,
-                            "branch": point.branch,
-                            "label": point.label,
-                            "measure": measure,
-                            "value": _positive(value),
-                        }
-                    )
-    return rows
+    return _branch_rows(
+        result,
+        lambda point: (
+            {"measure": INJECTED, "value": _positive(point.injected_error_median)},
+            {"measure": LOCAL, "value": _positive(point.local_error_median)},
+        ),
+    )
 
 
 def ledger(result: Result) -> list[Row]:

@@ -31,6 +31,7 @@ def job_for(model: Path, level: Path, all_units: bool = False) -> Job:
         reference=assemble.model_file("reference", reference),
         types_16bit=assemble.types_16bit(reference),
         bytes_16bit=assemble.bytes_16bit(reference),
+        bytes_q8_0=assemble.bytes_q8_0(reference),
         levels=(assemble.model_file("Q4_K_M", candidate),),
         n_ctx=64,
         chunks=1,

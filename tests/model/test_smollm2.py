@@ -52,6 +52,7 @@ def job(folder: Path, names: list[str], text: corpus.Source, **changes: object) 
         "reference": assemble.model_file("reference", reference),
         "types_16bit": assemble.types_16bit(reference),
         "bytes_16bit": assemble.bytes_16bit(reference),
+        "bytes_q8_0": assemble.bytes_q8_0(reference),
         "levels": tuple(assemble.model_file(n, gguf_file.read(folder / f"{n}.gguf")) for n in names),
         "n_ctx": 512,
         "chunks": None,
