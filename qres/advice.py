@@ -153,7 +153,15 @@ def _keep_line(level: Level, by_size: Sequence[Level]) -> str:
         return f"Nothing in {level.name} is worth keeping at 16 bit: {larger[0]} recovers more per byte."
     names = ", ".join(keep.unit for keep in worth[:5]) + (f" and {len(worth) - 5} more" if len(worth) > 5 else "")
     added = sum(keep.bytes_added for keep in worth) / 2**20
+    if _shows_no_gain(level.keep_check):  # a list whose check failed is a ranking, not advice
+        ranked = f"the ranking names {names}, but no gain shows on other text"
+        return f"Nothing in {level.name} is proven worth keeping at 16 bit: {ranked}."
     return f"Keep at 16 bit in {level.name}: {names} (+{added:.1f} MiB{_proof(level.keep_check, worth)})."
+
+
+def _shows_no_gain(check: KeepCheck | None) -> bool:
+    """Was the list checked, and its gain within two standard errors of nothing?"""
+    return check is not None and check.recovered_se is not None and check.recovered_share < 2 * check.recovered_se
 
 
 def _proof(check: KeepCheck | None, worth: Sequence[Keep]) -> str:
@@ -161,8 +169,6 @@ def _proof(check: KeepCheck | None, worth: Sequence[Keep]) -> str:
     if check is None:
         return ""
     apart = ", the head's apart," if any(keep.unit == "head" for keep in worth) else ""
-    if check.recovered_se is not None and check.recovered_share < 2 * check.recovered_se:
-        return f"; without their errors{apart} no gain shows on other text"
     return f"; without their errors{apart} the KLD falls by {check.recovered_share:.0%} on other text"
 
 

@@ -279,7 +279,8 @@ def _cut(level: Level) -> str:
         return "Every listed unit is worth its bytes."
     if worth == 0:
         return "No unit is worth its bytes: each reason names what buys more KLD per byte."
-    return f"The first {worth} are worth their bytes; for the others the reason names what buys more KLD per byte."
+    first = "The first is worth its bytes" if worth == 1 else f"The first {worth} are worth their bytes"
+    return f"{first}; for the others the reason names what buys more KLD per byte."
 
 
 def _headroom(value: float | None) -> str:
