@@ -1,6 +1,6 @@
 """Launcher, so that `python cli.py scan ...` works in a checkout."""
 
-from qres.cli import main
+from qres.__main__ import main
 
 if __name__ == "__main__":
     main()

@@ -6,7 +6,7 @@ Pure functions; every threshold is explained where it stands.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -23,6 +23,10 @@ GOOD_LN_PPL_RATIO = 0.03
 rises by less than 3 %, two standard errors included. No law is behind the two numbers: they are where a reader of
 next-token text starts to notice, by our judgement, and every report prints them beside the measured figures so that a
 reader can judge otherwise."""
+
+
+ABSURD_PPL = 1000.0
+"""No working language model has this perplexity on a text in a language that it knows."""
 
 
 @dataclass(frozen=True)
@@ -112,8 +116,40 @@ def _confidence(listed: Sequence[UnitDamage], cut: int) -> list[float | None]:
     return [float((ranks[i] < (cut if i < cut else i + 1)).mean()) for i in range(len(listed))]
 
 
-def verdict(reference: Reference, levels: Sequence[Level], noise: NoiseFloor) -> Verdict:
-    """The answer: the smallest good level, or the least damaged one with a warning."""
+def absurd_reference(reference: Reference, levels: Sequence[Level]) -> str:
+    """Why nothing can be advised: the reference itself does not predict the text. Empty when it does.
+
+    A model that knows nothing has the perplexity of its vocabulary. One that is within a tenth of that, or above 1000,
+    has a wrong tokenizer, a wrong architecture setting or damaged weights, or was given a text that is none.
+    """
+    bound = min(ABSURD_PPL, reference.n_vocab / 10)
+    ppl = max((level.output.ppl_reference or 0.0 for level in levels), default=0.0)
+    if ppl < bound:
+        return ""
+    return f"the reference itself has a perplexity of {ppl:,.0f} on this text (guessing has {reference.n_vocab:,})"
+
+
+def without_advice(level: Level) -> Level:
+    """The level with its ranking, but nothing recommended."""
+    return replace(level, keep_16bit=tuple(replace(row, worth_it=False) for row in level.keep_16bit))
+
+
+def verdict(reference: Reference, levels: Sequence[Level], noise: NoiseFloor, absurd: str = "") -> Verdict:
+    """The answer: the smallest good level, or the least damaged one with a warning.
+
+    Args:
+        reference: What was compared with.
+        levels: As measured.
+        noise: The reference against itself.
+        absurd: Why nothing can be advised (`absurd_reference`); empty when something can.
+    """
+    if absurd:
+        return Verdict(
+            None,
+            f"No advice: {absurd}.",
+            "What to keep at 16 bit would be a guess: how much a broken model changes says nothing about a sound one.",
+            "The figures stand as measured. Check the file (`qres inspect`), its tokenizer, and the text.",
+        )
     measured = [level for level in levels if level.output.kld_mean is not None]
     if not measured:
         return Verdict(None, "No level could be measured.", "What to keep is unknown.", "The notes say why.")

@@ -3,27 +3,109 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 
-import numpy as np
+from qres import __version__, advice, deploy, gguf_file, levels
+from qres.candidates import Candidate
+from qres.file_stamp import Stamp
+from qres.findings import Extreme, NonFinite, SharedTensors
+from qres.gguf_file import Inventory
+from qres.job import REFERENCE, Measured, MeasuredLevel, ModelFile
+from qres.levels import F16_MAX
+from qres.records import SCHEMA_VERSION, Level, Reference, Result, Settings, Skipped
+from qres.tensor_values import TensorValues
 
-from qres import __version__, gguf_file, levels
-from qres.gguf_file import Inventory, Tensor
-from qres.job import Measured, MeasuredLevel, ModelFile
-from qres.records import Level, Reference, Settings
 
-_BLOCK_WEIGHTS = 1 << 24
+@dataclass(frozen=True)
+class Inputs:
+    """What is known of the files beside what was measured."""
+
+    reference: Inventory
+    levels: tuple[Candidate, ...]
+    values: tuple[TensorValues, ...]
+    """Of the reference."""
+    broken: Mapping[str, tuple[str, ...]]
+    """Level -> its tensors with values that are not finite."""
+    shared: tuple[SharedTensors, ...]
+    memory: Mapping[int, tuple[int, int]]
+    """Context length -> bytes of the cache, and of the compute buffers."""
+    remarks: tuple[str, ...]
+    skipped: tuple[Skipped, ...]
 
 
-def model_file(name: str, inventory: Inventory) -> ModelFile:
+def result(inputs: Inputs, measured: Measured, run: Settings) -> Result:
+    """Everything that a scan found."""
+    inventories = {level.name: level.inventory for level in inputs.levels}
+    records = tuple(level(inventories[found.name], found) for found in measured.levels)
+    about = reference(inputs.reference, measured)
+    absurd = advice.absurd_reference(about, records)
+    if absurd:
+        records = tuple(advice.without_advice(record) for record in records)
+    rows = deploy.deployment(records, {n: one.tensor_bytes for n, one in inventories.items()}, inputs.memory)
+    skipped = [*inputs.skipped, *(Skipped(name, reason) for name, reason in measured.failed.items())]
+    if measured.unmapped:
+        skipped.append(Skipped("residual stream, drift, units", measured.unmapped))
+    if measured.no_noise_floor:
+        skipped.append(Skipped("noise floor", measured.no_noise_floor))
+    non_finite = tuple(_with_weights(inputs, found) for found in measured.non_finite)
+    extremes = _extremes(inputs, measured)
+    return Result(
+        schema_version=SCHEMA_VERSION,
+        reference=about,
+        settings=run,
+        noise_floor=measured.noise_floor,
+        stream=measured.stream,
+        levels=records,
+        comparisons=measured.comparisons,
+        deployment=rows,
+        device_advice=() if absurd else deploy.device_advice(records, rows),
+        assumptions=deploy.ASSUMPTIONS,
+        verdict=advice.verdict(about, records, measured.noise_floor, absurd),
+        skipped=tuple(skipped),
+        warnings=(*inputs.remarks, *warnings(measured, records, non_finite, extremes)),
+        non_finite=non_finite,
+        extremes=extremes,
+        shared=inputs.shared,
+    )
+
+
+def _with_weights(inputs: Inputs, found: NonFinite) -> NonFinite:
+    """Beside where the values break, the tensors that are broken in the file."""
+    if found.model == REFERENCE:
+        return replace(found, broken_weights=tuple(row.tensor for row in inputs.values if row.n_bad))
+    return replace(found, broken_weights=inputs.broken.get(found.model, ()))
+
+
+def _extremes(inputs: Inputs, measured: Measured) -> tuple[Extreme, ...]:
+    """Magnitudes of the reference beyond half of the largest 16-bit float, largest first."""
+    half = F16_MAX / 2
+    rows = [Extreme(REFERENCE, "weight", _layer(v.tensor), v.tensor, v.absmax) for v in inputs.values if v.near_f16]
+    rows += [Extreme(REFERENCE, "input", _layer(n), n, top) for n, top in measured.inputs.items() if top > half]
+    rows += [
+        Extreme(REFERENCE, "stream", point.layer, point.label, point.absmax)
+        for point in measured.stream
+        if point.absmax is not None and point.absmax > half
+    ]
+    return tuple(sorted(rows, key=lambda row: -row.absmax))
+
+
+def _layer(tensor: str) -> int | None:
+    match = re.match(r"blk\.(\d+)\.", tensor)
+    return int(match[1]) if match else None
+
+
+def model_file(name: str, inventory: Inventory, stamps: Mapping[Path, Stamp]) -> ModelFile:
     """What the worker needs to know about a model."""
     return ModelFile(
         name=name,
         path=str(inventory.path.resolve()),
         file_bytes=inventory.file_bytes,
         tensor_bytes={tensor.name: tensor.n_bytes or 0 for tensor in inventory.tensors},
+        stamps=tuple(stamps[path] for path in inventory.shards),
     )
 
 
@@ -41,27 +123,21 @@ def _matrix_bytes(inventory: Inventory, type_name: str) -> dict[str, int]:
     return {t.name: gguf_file.bytes_at(t, type_name) for t in inventory.tensors if t.n_dims >= 2}
 
 
-def types_16bit(inventory: Inventory) -> dict[str, str]:
-    """The 16-bit type that holds each matrix without loss of range.
+def types_16bit(inventory: Inventory, values: Sequence[TensorValues]) -> dict[str, str]:
+    """The 16-bit type that holds each matrix with room to spare.
 
-    BF16 stays BF16, F32 becomes it where a weight is beyond the range of F16, and anything else is F16.
+    BF16 stays BF16; F32 and F16 become it where a weight is in the upper half of the range of F16 or beyond; anything
+    else is F16.
+
+    Args:
+        inventory: The reference.
+        values: Its values, tensor by tensor.
     """
     return {
-        tensor.name: "BF16" if tensor.type == "BF16" or _beyond_f16(inventory, tensor) else "F16"
-        for tensor in inventory.tensors
+        tensor.name: "BF16" if tensor.type == "BF16" or found.near_f16 else "F16"
+        for tensor, found in zip(inventory.tensors, values, strict=True)
         if tensor.n_dims >= 2
     }
-
-
-def _beyond_f16(inventory: Inventory, tensor: Tensor) -> bool:
-    """Does an F32 matrix hold a value that 16-bit float cannot? Reads the data, a block at a time."""
-    if tensor.type != "F32" or tensor.n_weights == 0:
-        return False
-    path = inventory.shards[tensor.shard]
-    data = np.memmap(path, dtype="<f4", mode="r", offset=tensor.offset, shape=(tensor.n_weights,))
-    limit = float(np.finfo(np.float16).max)
-    blocks = range(0, tensor.n_weights, _BLOCK_WEIGHTS)
-    return any(bool((np.abs(data[start : start + _BLOCK_WEIGHTS]) > limit).any()) for start in blocks)
 
 
 def reference(inventory: Inventory, measured: Measured) -> Reference:
@@ -82,11 +158,11 @@ def reference(inventory: Inventory, measured: Measured) -> Reference:
     )
 
 
-def level(name: str, inventory: Inventory, measured: MeasuredLevel) -> Level:
+def level(inventory: Inventory, measured: MeasuredLevel) -> Level:
     """A level's record."""
     known = levels.LEVELS_BY_NAME.get(inventory.file_type)
     return Level(
-        name=name,
+        name=measured.name,
         path=_shown(inventory.path),
         file_type=inventory.file_type,
         bytes=inventory.file_bytes,
@@ -132,9 +208,11 @@ def settings(threads: int, n_gpu_layers: int, all_units: bool, measured: Measure
     )
 
 
-def warnings(measured: Measured, records: Sequence[Level]) -> tuple[str, ...]:
+def warnings(
+    measured: Measured, records: Sequence[Level], non_finite: Sequence[NonFinite], extremes: Sequence[Extreme]
+) -> tuple[str, ...]:
     """What a reader must know before believing the figures."""
-    out = []
+    out = [_broken_numbers(found) for found in non_finite]
     if measured.text == measured.rank_text:
         out.append(
             "The text fills one chunk only: the units were ranked on the text that reports them. Give a longer one."
@@ -152,11 +230,33 @@ def warnings(measured: Measured, records: Sequence[Level]) -> tuple[str, ...]:
             out.append(
                 f"{record.name} really is {record.bpw:.2f} bits per weight (nominally {record.nominal_bpw:.2f}): {why}."
             )
-    narrow = [row for row in measured.stream if row.f16_headroom is not None and row.f16_headroom < 2]
-    if narrow:
-        worst = min(narrow, key=lambda row: row.f16_headroom or 0.0)
-        out.append(
-            f"The stream reaches {worst.absmax:,.0f} at {worst.label}; 16-bit float ends at 65,504. Back ends that "
-            "compute in F16 can overflow there: keep such layers at BF16."
-        )
+    if extremes:
+        out.append(_out_of_range(extremes))
     return tuple(out)
+
+
+def _broken_numbers(found: NonFinite) -> str:
+    """Where values stop being finite, and why if that is known."""
+    text = f"{found.model}: values stop being finite {found.place}"
+    if found.broken_weights:
+        names = ", ".join(found.broken_weights[:3]) + (" and more" if len(found.broken_weights) > 3 else "")
+        return f"{text}: the file holds values that are not finite in {names}."
+    if found.input_absmax is not None and found.input_absmax > F16_MAX:
+        return f"{text}: it is given {found.input_absmax:,.0f}, 16-bit float ends at {F16_MAX:,.0f}."
+    return f"{text}; the weights themselves are finite."
+
+
+def _out_of_range(extremes: Sequence[Extreme]) -> str:
+    """The largest magnitude, and how many more there are."""
+    worst = extremes[0]
+    what = {
+        "weight": f"A weight of {worst.name} is",
+        "input": f"{worst.name} is given values up to",
+        "stream": f"The stream reaches, at {worst.name},",
+    }[worst.what]
+    beyond = sum(row.absmax > F16_MAX for row in extremes)
+    more = f" {len(extremes)} tensors or stream points are beyond half of that, {beyond} beyond all of it."
+    return (
+        f"{what} {worst.absmax:,.0f}; 16-bit float ends at {F16_MAX:,.0f}.{more} Keep such layers at BF16: back ends "
+        "that compute in F16 can overflow there."
+    )

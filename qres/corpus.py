@@ -50,12 +50,7 @@ def read_text(path: Path) -> Source:
     Raises:
         InputError: unreadable, empty, too large, or not UTF-8 text.
     """
-    if str(path) == "-" and sys.stdin is None:
-        raise InputError("standard input is closed", "give a file to --text")
-    name, data = (
-        ("standard input", sys.stdin.buffer.read(MAX_TEXT_BYTES)) if str(path) == "-" else (str(path), _read(path))
-    )
-    data = data.removeprefix(b"\xef\xbb\xbf")
+    name, data = _read(path)
     if not data.strip():
         raise InputError(f"{name} is empty", "give a text of at least a few thousand words")
     try:
@@ -70,49 +65,104 @@ def read_text(path: Path) -> Source:
 
 
 def read_ids(path: Path) -> Source:
-    """A file of token ids separated by white space or commas.
+    """A file of token ids separated by white space or commas, or standard input for `-`.
 
     Raises:
         InputError: unreadable, empty, or something in it is not a whole number.
     """
-    data = _read(path).removeprefix(b"\xef\xbb\xbf")
+    name, data = _read(path)
     words = [word for word in re.split(rb"[\s,]+", data) if word]
     bad = next((word for word in words if not word.isdigit() or len(word) > _ID_DIGITS), None)
     if not words:
-        raise InputError(f"{path} holds no token ids", "give whole numbers separated by spaces")
+        raise InputError(f"{name} holds no token ids", "give whole numbers separated by spaces")
     if bad is not None:
-        raise InputError(f"{path}: {bad[:20].decode(errors='replace')!r} is not a token id", "use --text for text")
-    return Source(str(path), ids=tuple(int(word) for word in words))
+        raise InputError(f"{name}: {bad[:20].decode(errors='replace')!r} is not a token id", "use --text for text")
+    return Source(name, ids=tuple(int(word) for word in words))
 
 
-def _read(path: Path) -> bytes:
+def _read(path: Path) -> tuple[str, bytes]:
+    """What to call the source, and its bytes without a byte order mark."""
+    name = "standard input" if str(path) == "-" else str(path)
     try:
-        if path.is_dir():
-            raise InputError(f"{path} is a folder", "give a file")
-        if path.stat().st_size > MAX_TEXT_BYTES:
-            raise InputError(
-                f"{path} is larger than {MAX_TEXT_BYTES // 2**20} MiB", "a few hundred kilobytes are plenty"
-            )
-        return path.read_bytes()
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}") from error
+        if str(path) == "-":
+            data = sys.stdin.buffer.read(MAX_TEXT_BYTES + 1) if sys.stdin else b""
+        else:
+            if path.is_dir():
+                raise InputError(f"{path} is a folder", "give a file")
+            with path.open("rb") as file:
+                data = file.read(MAX_TEXT_BYTES + 1)
+    except (OSError, ValueError) as error:  # ValueError: a NUL byte in the path
+        raise InputError(f"cannot read {name}: {getattr(error, 'strerror', None) or error}") from error
+    if len(data) > MAX_TEXT_BYTES:
+        raise InputError(f"{name} is larger than {MAX_TEXT_BYTES // 2**20} MiB", "a few hundred kilobytes are plenty")
+    return name, data.removeprefix(b"\xef\xbb\xbf")
 
 
-def tokens_of(source: Source, tokenize: Callable[[bytes], list[int]], n_vocab: int) -> list[int]:
-    """All token ids of a source.
+@dataclass(frozen=True)
+class Tokens:
+    """Token ids of a source, or of as much of its beginning as is needed."""
+
+    ids: list[int]
+    total: int
+    """Tokens of the whole source; an estimate by bytes where only the beginning was tokenized."""
+
+
+def tokens_of(
+    source: Source, tokenize: Callable[[bytes], list[int]], n_vocab: int, needed: int | None = None
+) -> Tokens:
+    """Token ids of a source.
+
+    Args:
+        source: Text or ids.
+        tokenize: The model's tokenizer.
+        n_vocab: Ids are below this.
+        needed: Tokens that are enough: the rest of a text of 100 MB would cost the tokenizer a minute and gigabytes.
 
     Raises:
         InputError: fewer than MIN_TOKENS, or an id the model does not have.
     """
-    ids = list(source.ids) if source.ids is not None else tokenize(source.text or b"")
-    if len(ids) < MIN_TOKENS:
+    if source.ids is not None:
+        found = Tokens(list(source.ids), len(source.ids))
+    else:
+        found = _tokenized(source.text or b"", tokenize, needed)
+    if len(found.ids) < MIN_TOKENS:
+        instead = "a longer text with --text" if source.ids is None else "more ids with --tokens"
         raise InputError(
-            f"{source.name} has {len(ids)} tokens, at least {MIN_TOKENS} are needed", "give a longer text with --text"
+            f"{source.name} has {len(found.ids)} tokens, at least {MIN_TOKENS} are needed", f"give {instead}"
         )
-    high = max(ids)
+    high = max(found.ids)
     if high >= n_vocab:
-        raise InputError(f"{source.name}: token id {high} is outside the model's vocabulary of {n_vocab}")
-    return ids
+        raise InputError(
+            f"{source.name}: token id {high} is outside the model's vocabulary of {n_vocab}",
+            "give ids that this model's own tokenizer made",
+        )
+    return found
+
+
+def _tokenized(text: bytes, tokenize: Callable[[bytes], list[int]], needed: int | None) -> Tokens:
+    size = len(text) if needed is None else needed * 16 + _SPARE_BYTES
+    while True:
+        part = _beginning(text, size)
+        ids = tokenize(part)
+        if len(part) == len(text):
+            return Tokens(ids, len(ids))
+        if needed is not None and len(ids) > needed + _SPARE_TOKENS:  # the last ones could differ in the whole text
+            ids = ids[: -_SPARE_TOKENS // 2]
+            return Tokens(ids, round(len(ids) / len(part) * len(text)))
+        size *= 4
+
+
+_SPARE_BYTES = 1 << 16
+_SPARE_TOKENS = 256
+
+
+def _beginning(text: bytes, size: int) -> bytes:
+    """About `size` bytes of UTF-8 text, cut after a line or a word where there is one."""
+    if size >= len(text):
+        return text
+    part = text[:size]
+    cut = max(part.rfind(b"\n"), part.rfind(b" ")) + 1
+    return part[:cut] if cut > size // 2 else part.decode("utf-8", errors="ignore").encode()
 
 
 def chunk(ids: list[int], n_ctx: int, bos: int | None, limit: int | None) -> Chunks:
@@ -132,3 +182,55 @@ def chunk(ids: list[int], n_ctx: int, bos: int | None, limit: int | None) -> Chu
     if bos is not None:
         chunks = [[bos, *piece[1:]] for piece in chunks]
     return Chunks(tuple(tuple(piece) for piece in chunks), len(ids) - len(chunks) * size)
+
+
+@dataclass(frozen=True)
+class Texts:
+    """What a scan decodes."""
+
+    rank: tuple[Chunk, ...]
+    """Chunks that rank the units."""
+    report: tuple[Chunk, ...]
+    """Chunks that give the figures; the same single one where the text has only one."""
+    rank_name: str
+    report_name: str
+    unused: int
+    """Tokens of the reporting text that are not decoded."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which texts to cut into chunks, and how many of them."""
+
+    text: Source
+    rank_text: Source | None
+    """None: the end of `text` ranks and its beginning reports."""
+    n_ctx: int
+    chunks: int
+    rank_chunks: int
+
+
+def texts(plan: Plan, tokenize: Callable[[bytes], list[int]], n_vocab: int, bos: int | None) -> Texts:
+    """Tokenize and cut the texts of a scan.
+
+    Raises:
+        InputError: a text that is too short, or ids the model does not have.
+    """
+
+    def cut(source: Source, limit: int) -> Chunks:
+        tokens = tokens_of(source, tokenize, n_vocab, limit * plan.n_ctx)
+        found = chunk(tokens.ids, plan.n_ctx, bos, limit)
+        return Chunks(found.chunks, found.unused + tokens.total - len(tokens.ids))
+
+    if plan.rank_text is not None:
+        report, rank = cut(plan.text, plan.chunks), cut(plan.rank_text, plan.rank_chunks)
+        if len(rank.chunks[0]) == len(report.chunks[0]):
+            return Texts(rank.chunks, report.chunks, plan.rank_text.name, plan.text.name, report.unused)
+        # One map serves chunks of one length: a text shorter than a chunk has to rank itself.
+    every = cut(plan.text, plan.chunks + plan.rank_chunks)
+    n = len(every.chunks)
+    if n == 1:
+        return Texts(every.chunks, every.chunks, plan.text.name, plan.text.name, every.unused)
+    split = min(n - min(plan.rank_chunks, n // 2), plan.chunks)
+    report_name, rank_name = (f"{plan.text.name}, chunks {a} to {b}" for a, b in ((1, split), (split + 1, n)))
+    return Texts(every.chunks[split:], every.chunks[:split], rank_name, report_name, every.unused)

@@ -4,7 +4,8 @@
     +-- UsageError           exit 2   options that do not go together, unknown level
     +-- InputError           exit 3   a file or text that cannot be used
     +-- UnsupportedError     exit 4   a valid model that qres or llama.cpp cannot measure
-    +-- NativeError          exit 5   llama.cpp failed or died
+    +-- NativeError          exit 5   llama.cpp failed
+        +-- CrashError       exit 5   its process died
 
 An interrupt (Ctrl-C) ends with 130. `qres.cli.main` is the one place that catches these.
 """
@@ -51,6 +52,18 @@ class UnsupportedError(QresError):
 
 
 class NativeError(QresError):
-    """llama.cpp returned an error, or its process was killed by a signal."""
+    """llama.cpp returned an error."""
 
     exit_code = 5
+
+
+class CrashError(NativeError):
+    """The process that llama.cpp ran in died.
+
+    Attributes:
+        killed: Someone else ended it (SIGKILL, SIGTERM): the user, or the system for want of memory.
+    """
+
+    def __init__(self, message: str, hint: str = "", *, killed: bool = False) -> None:
+        super().__init__(message, hint)
+        self.killed = killed

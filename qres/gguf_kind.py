@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
@@ -46,6 +47,7 @@ _BY_ARCHITECTURE = {
     "llada-moe": "diffusion",
     "rnd1": "diffusion",
 }
+_BLOCK = re.compile(r"blk\.(\d{1,9})\.")
 _BY_GENERAL_TYPE = {"adapter": "lora", "imatrix": "imatrix", "mmproj": "mmproj"}
 
 
@@ -102,12 +104,28 @@ def kind_of(architecture: str, metadata: Mapping[str, object], tensor_names: Col
         return "mmproj"
     if not tensor_names:
         return "vocab_only" if "tokenizer.ggml.tokens" in metadata else "empty"
+    return _kind_of_weights(architecture, metadata, tensor_names)
+
+
+def _kind_of_weights(architecture: str, metadata: Mapping[str, object], tensor_names: Collection[str]) -> str:
+    """The kind of a file with the weights of some transformer."""
+    if _is_nextn_only(architecture, metadata, tensor_names):
+        return "draft"
     # Pooling 1 to 4 (mean, CLS, last, rank) is only written for embedding and reranking models; -1 and 0 mean none.
     pooled = metadata.get(f"{architecture}.pooling_type") in (1, 2, 3, 4)
     bidirectional = metadata.get(f"{architecture}.attention.causal") in (False, 0)
     if pooled or bidirectional or "bert" in architecture or architecture in _EMBEDDING:
         return "embedding_only"
     return "model" if "token_embd.weight" in tensor_names else "other"
+
+
+def _is_nextn_only(architecture: str, metadata: Mapping[str, object], tensor_names: Collection[str]) -> bool:
+    """The file holds only the NextN (MTP) blocks, which come last: a draft for the model they were cut from."""
+    blocks, nextn = (metadata.get(f"{architecture}.{key}") for key in ("block_count", "nextn_predict_layers"))
+    if type(blocks) is not int or type(nextn) is not int or nextn <= 0:
+        return False
+    indices = {int(match[1]) for match in map(_BLOCK.match, tensor_names) if match}
+    return bool(indices) and min(indices) >= blocks - nextn
 
 
 def refusal(kind: str, subject: str) -> QresError | None:

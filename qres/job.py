@@ -6,9 +6,12 @@ Kept apart from the code that measures, so that only the worker loads llama.cpp.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 
-from qres.corpus import Source
+from qres.corpus import Texts
+from qres.file_stamp import Stamp
+from qres.findings import NonFinite
 from qres.records import (
     Additivity,
     Comparison,
@@ -22,6 +25,23 @@ from qres.records import (
     Unit,
 )
 
+REFERENCE = "reference"
+"""What the reference is called where levels have names."""
+
+STATE_NAME = "unfinished.npz"
+"""The state of a scan in the output folder, until the reports are written."""
+
+
+@dataclass(frozen=True)
+class Preflight:
+    """What was found out before anything large is made or loaded."""
+
+    texts: Texts
+    memory: Mapping[int, tuple[int, int]]
+    """Context length -> bytes of the cache, and of the compute buffers, by llama.cpp."""
+    no_memory: str
+    """Why some are missing; empty when all are there."""
+
 
 @dataclass(frozen=True)
 class ModelFile:
@@ -31,6 +51,8 @@ class ModelFile:
     path: str
     file_bytes: int
     tensor_bytes: Mapping[str, int]
+    stamps: tuple[Stamp, ...]
+    """Of all its files: nothing measured counts when they change meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -39,22 +61,38 @@ class Job:
 
     reference: ModelFile
     types_16bit: Mapping[str, str]
-    """`F16` or `BF16` for each matrix of the reference, should it be kept."""
+    """`F16` or `BF16` for each matrix of the reference by its own values, should it be kept."""
     bytes_16bit: Mapping[str, int]
     """What each matrix takes at 16 bit."""
     bytes_q8_0: Mapping[str, int]
     """What it takes at Q8_0."""
     levels: tuple[ModelFile, ...]
+    texts: Texts
     n_ctx: int
-    chunks: int | None
-    rank_chunks: int
     threads: int
     n_gpu_layers: int
     all_units: bool
     with_noise_floor: bool
-    text: Source
-    rank_text: Source | None
-    """None: the end of `text` ranks and its beginning reports."""
+    state: Path | None = None
+    """File that the state after each chunk is kept in."""
+    resume: bool = False
+    """Go on from the state in that file, if there is one."""
+    about: Mapping[str, str] = field(default_factory=dict)
+    """What the scan is: a state of another one is not gone on from."""
+
+
+@dataclass(frozen=True)
+class Working:
+    """One event: a model begins to work."""
+
+    model: str
+
+
+@dataclass(frozen=True)
+class Note:
+    """One event: something the user should know now."""
+
+    text: str
 
 
 @dataclass(frozen=True)
@@ -70,6 +108,7 @@ class Progress:
 class MeasuredLevel:
     """The measured half of `records.Level`; the other half is in the file's header."""
 
+    name: str
     output: Output
     points: tuple[Point, ...]
     units: tuple[Unit, ...]
@@ -102,5 +141,10 @@ class Measured:
     no_noise_floor: str
     """Why there is no noise floor; empty when there is one."""
     stream: tuple[Health, ...]
+    inputs: Mapping[str, float]
+    """Largest magnitude that each weight of the reference is multiplied with."""
+    non_finite: tuple[NonFinite, ...]
+    failed: Mapping[str, str]
+    """Levels that could not be measured, and why."""
     levels: tuple[MeasuredLevel, ...]
     comparisons: tuple[Comparison, ...]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import filelock
 import platformdirs
 
 from qres import gguf_file
@@ -21,7 +21,6 @@ from qres.native import worker
 OnProgress = Callable[[int, int], None]
 SPARE_BYTES = 256 * 2**20
 """Left free on the disk beside the file."""
-_STALE_S = 86_400.0
 
 
 def default_folder() -> Path:
@@ -36,26 +35,63 @@ def level_path(folder: Path, reference: Inventory, digest: str, level: Level, qu
     return folder / "levels" / f"{digest[:24]}-{quantizer}" / f"{stem}-{level.name}.gguf"
 
 
-def make(reference: Inventory, level: Level, target: Path, threads: int, on_progress: OnProgress) -> Inventory:
+def make(
+    reference: Inventory,
+    level: Level,
+    target: Path,
+    threads: int,
+    on_progress: OnProgress,
+    note: Callable[[str], None] = lambda _: None,
+) -> Inventory:
     """The level's file, from the cache or made now: written beside its final name, verified, then renamed.
+
+    Args:
+        reference: The 16-bit model.
+        level: What to make.
+        target: Where the file belongs.
+        threads: For the quantizer.
+        on_progress: Told (tensors done, tensors in all).
+        note: Told when another scan is making the same file, which is waited for.
 
     Raises:
         InputError: no room, or the cache folder cannot be written.
         NativeError: llama.cpp failed, or wrote something else than it was asked for.
     """
+    if target.exists():
+        with suppress(InputError, NativeError):  # damaged, or from an interrupted copy: make it again
+            return _verified(target, reference, level)
     try:
-        if target.exists():
-            try:
-                return _verified(target, reference, level)
-            except (InputError, NativeError):
-                target.unlink()  # damaged or from an interrupted copy: make it again
         target.parent.mkdir(parents=True, exist_ok=True)
-        _remove_stale(target)
-        free = shutil.disk_usage(target.parent).free
+        with _lock(target, note):
+            if target.exists():
+                with suppress(InputError, NativeError):  # made by whom we waited for
+                    return _verified(target, reference, level)
+            _remove_partial(target)
+            _make(reference, level, target, threads, on_progress)
     except OSError as error:
         raise InputError(
-            f"cannot write the cache folder {target.parent}: {error.strerror}", "choose another with --cache"
+            f"cannot write the cache folder {target.parent}: {error.strerror or error}", "choose another with --cache"
         ) from error
+    return gguf_file.read(target)
+
+
+@contextmanager
+def _lock(target: Path, note: Callable[[str], None]) -> Iterator[None]:
+    """One process at a time makes a file. The system takes the lock from a process that dies."""
+    lock = filelock.FileLock(target.with_name(f".{target.name}.lock"))
+    try:
+        lock.acquire(blocking=False)
+    except filelock.Timeout:
+        note(f"Waiting for another scan that is making {target.name}")
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _make(reference: Inventory, level: Level, target: Path, threads: int, on_progress: OnProgress) -> None:
+    free = shutil.disk_usage(target.parent).free
     needed = worker.run(_dry_run, lambda _: None, reference.path, level.ftype, threads)
     if free < needed + SPARE_BYTES:
         raise InputError(
@@ -67,19 +103,22 @@ def make(reference: Inventory, level: Level, target: Path, threads: int, on_prog
         worker.run(_quantize, lambda event: on_progress(*event), reference.path, partial, level.ftype, threads)
         _verified(partial, reference, level)
         partial.replace(target)
-    except OSError as error:
-        raise InputError(f"cannot write {target}: {error.strerror}") from error
+    except NativeError as error:
+        if shutil.disk_usage(target.parent).free < SPARE_BYTES:  # llama.cpp only says "iostream error"
+            raise InputError(
+                f"{level.name} could not be written: {target.parent} is full", "free some space, or use --cache"
+            ) from error
+        raise
     finally:
         with suppress(OSError):
             partial.unlink(missing_ok=True)
-    return gguf_file.read(target)
 
 
-def _remove_stale(target: Path) -> None:
-    """Take away what a scan that was killed left behind: no level takes a day to make."""
+def _remove_partial(target: Path) -> None:
+    """Take away what a scan that was killed left behind: whoever holds the lock is the only one at work."""
     for partial in target.parent.glob(f".{target.name}.*.partial"):
-        if time.time() - partial.stat().st_mtime > _STALE_S:
-            partial.unlink(missing_ok=True)
+        with suppress(OSError):
+            partial.unlink()
 
 
 def _verified(path: Path, reference: Inventory, level: Level) -> Inventory:

@@ -7,6 +7,7 @@ holds is read from the file (`qres.gguf_file`), never derived from its level.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -89,6 +90,9 @@ _TYPES = (
     TypeTraits(41, "Q1_0", 128, 18),
     TypeTraits(42, "Q2_0", 64, 18),
 )
+
+F16_MAX = 65504.0
+"""Largest finite 16-bit float."""
 
 TYPE_TRAITS: dict[str, TypeTraits] = {traits.name: traits for traits in _TYPES}
 TYPES_BY_ID: dict[int, TypeTraits] = {traits.id: traits for traits in _TYPES}
@@ -180,6 +184,8 @@ def parse(name: str) -> Level:
     level = LEVELS_BY_NAME.get(_ALIASES.get(wanted, wanted))
     if level is not None:
         return level
+    if re.search(r"[\s;:|+]", name.strip()):
+        raise UsageError(f"unknown level {name!r}", "separate levels with commas, such as Q4_K_M,Q8_0")
     message = f"unknown level {name!r}{_did_you_mean(wanted, LEVELS_BY_NAME)}"
     makeable = ", ".join(level.name for level in LEVELS if not level.needs_imatrix)
     raise UsageError(message, f"levels: {makeable}")
@@ -219,5 +225,8 @@ def _did_you_mean(wanted: str, known: Iterable[str]) -> str:
     """The end of a message about a name that does not exist."""
     import difflib  # only when something was misspelled
 
-    close = difflib.get_close_matches(wanted, known, n=3)
+    known = list(known)
+    longer = [one for one in known if wanted and one.startswith(f"{wanted}_")]  # Q4: the usual ones of that width first
+    longer.sort(key=lambda one: (not one.endswith("_K_M"), not one.endswith("_0")))
+    close = longer[:3] or difflib.get_close_matches(wanted, known, n=3)
     return f", did you mean {' or '.join(close)}?" if close else ""

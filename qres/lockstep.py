@@ -1,23 +1,50 @@
 """Reference and levels loaded side by side: what is done with one chunk of tokens.
 
-Nothing is stored between chunks but running statistics, so memory does not depend on the length of the text.
+Nothing is stored between chunks but running statistics, so memory does not depend on the length of the text. A level
+that fails is left out from there on; only the reference's failure ends the scan.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import numpy as np
 
+from qres.activations import survey
 from qres.capture import IDENTITY_TOLERANCE, Forced, Snapshot, capture, force, identity_error, inject
 from qres.corpus import Chunk
 from qres.drift import DriftStats, HealthStats, norms, reference_norms
 from qres.errors import InputError, QresError, UnsupportedError
-from qres.metrics import ChunkMean, Doubles, Floats, OutputStats, Quantiles, Scored, score, score_reference
+from qres.findings import NonFinite
+from qres.job import REFERENCE
+from qres.metrics import (
+    ChunkMean,
+    Doubles,
+    Floats,
+    OutputStats,
+    Quantiles,
+    Scored,
+    TokenScores,
+    score,
+    score_reference,
+)
+from qres.native.graph import Graph
 from qres.native.session import Session
 from qres.records import NoiseFloor
 from qres.residual import ResidualMap, trace
+
+
+class Events(Protocol):
+    """Hears how the decodes get on."""
+
+    def working(self, model: str) -> None:
+        """A model begins to work: should the process die, it was this one."""
+
+    def step(self, doing: str) -> None:
+        """One decode is done."""
 
 
 @dataclass
@@ -41,54 +68,109 @@ class ChunkRun:
 
     chunk: Chunk
     scored: Scored
-    forced: tuple[Forced, ...]
-    """Per level; empty when the stream could not be mapped."""
+    forced: Mapping[int, Forced]
+    """By level; empty when the stream could not be mapped."""
 
 
 class Lockstep:
     """Sessions of the reference and the levels, and the maps of their streams."""
 
     def __init__(
-        self, reference: Session, levels: Sequence[tuple[str, Session]], threads: int, step: Callable[[str], None]
+        self,
+        reference: Session,
+        names: Sequence[str],
+        levels: Mapping[int, Session],
+        threads: int,
+        events: Events,
+        weights: frozenset[str],
     ) -> None:
+        """Put sessions side by side.
+
+        Args:
+            reference: The model that everything is compared with.
+            names: Of all levels.
+            levels: Sessions by index into `names`; a level that could not be loaded has none.
+            threads: For the sums.
+            events: Hears which model works, and what is done.
+            weights: Names of the tensors in the models' files.
+        """
         self.reference = reference
-        self.levels = [session for _, session in levels]
-        self.names = [name for name, _ in levels]
+        self.levels = levels
+        self.names = names
         self.threads = threads
-        self._step = step
+        self.failed: dict[int, str] = {}
+        """Levels that could not go on, and why."""
+        self.non_finite: dict[str, NonFinite] = {}
+        """Where values stop being finite, by model."""
+        self._events = events
+        self._weights = weights
         self.rmap: ResidualMap | None = None
-        self._maps: list[ResidualMap] = []
+        self._maps: dict[int, ResidualMap] = {}
         self._reference_memory: Snapshot | None = None
         self._level_memory: Snapshot | None = None
         self.unmapped = ""
         """Why the stream is not mapped; empty when it is."""
 
+    @property
+    def alive(self) -> list[int]:
+        """Levels that have not failed."""
+        return [i for i in sorted(self.levels) if i not in self.failed]
+
+    @contextmanager
+    def _level(self, i: int) -> Iterator[None]:
+        """Work of level i: its failure is noted instead of ending the scan, unless it was the last one left."""
+        self._events.working(self.names[i])
+        try:
+            yield
+        except QresError as error:
+            self.failed[i] = str(error)
+            if not self.alive:
+                raise
+
     # -- the map
 
-    def map_streams(self, weights: frozenset[str], chunk: Chunk) -> None:
+    def map_streams(self, chunk: Chunk) -> None:
         """Map every model's graph for chunks of this length, and check the reference's map against a decode.
 
         Leaves `rmap` None and says why in `unmapped` when there is no map: the output can still be measured.
         """
+        self._events.working(REFERENCE)
         try:
-            self.rmap, *self._maps = [self._trace(model, weights, chunk) for model in (self.reference, *self.levels)]
-            self._step("recording the graphs")
-            shape = _shape(self.rmap)
-            odd = next((n for n, rmap in zip(self.names, self._maps, strict=True) if _shape(rmap) != shape), None)
-            if odd is not None:
-                raise UnsupportedError(f"{odd} computes another graph than the reference")
-            snapshot, _ = capture(self.reference, self.rmap, chunk)
-            self._step("checking the stream map")
-            off = identity_error(self.rmap, snapshot)
+            rmap = self._trace(self.reference, chunk)
+            snapshot, _ = capture(self.reference, rmap, chunk)
+            self._events.step("checking the stream map")
+            off = identity_error(rmap, snapshot)
             if off > IDENTITY_TOLERANCE:
                 raise UnsupportedError(f"stream after is not stream before + branch: {off:.0f} float32 roundings off")
+            for i in self.alive:
+                with self._level(i):
+                    graph = self.levels[i].record(chunk)
+                    self._maps[i] = self._map(graph, self.levels[i], chunk)
+            odd = next((self.names[i] for i in self.alive if _shape(self._maps[i]) != _shape(rmap)), None)
+            if odd is not None:
+                raise UnsupportedError(f"{odd} computes another graph than the reference")
+            self._events.step("recording the graphs")
+            self.rmap = rmap
         except QresError as error:  # the output of a model that decodes can be measured all the same
-            self.rmap, self._maps = None, []
-            self.unmapped = f"{error.message}: {error.hint}" if error.hint else error.message
+            if not self.alive:
+                raise
+            self._maps = {}
+            self.unmapped = str(error)
 
-    @staticmethod
-    def _trace(model: Session, weights: frozenset[str], chunk: Chunk) -> ResidualMap:
-        return trace(model.record(chunk), weights, model.n_embd, model.n_vocab, len(chunk))
+    def _trace(self, model: Session, chunk: Chunk) -> ResidualMap:
+        return self._map(model.record(chunk), model, chunk)
+
+    def _map(self, graph: Graph, model: Session, chunk: Chunk) -> ResidualMap:
+        return trace(graph, self._weights, model.n_embd, model.n_vocab, len(chunk))
+
+    def survey(self, chunk: Chunk, where: str) -> Mapping[str, float]:
+        """Largest magnitude that each weight of the reference is multiplied with."""
+        self._events.working(REFERENCE)
+        found = survey(self.reference, self.rmap, chunk, self._weights, REFERENCE, where)
+        self._events.step("range of the activations")
+        if found.non_finite:
+            self.non_finite[REFERENCE] = found.non_finite
+        return found.inputs
 
     @property
     def points(self) -> int:
@@ -101,15 +183,16 @@ class Lockstep:
 
     def new_stats(self) -> list[LevelStats]:
         """Empty statistics for each level."""
-        return [LevelStats(OutputStats(), DriftStats(self.points) if self.rmap else None) for _ in self.levels]
+        return [LevelStats(OutputStats(), DriftStats(self.points) if self.rmap else None) for _ in self.names]
 
     # -- decodes
 
-    def noise_floor(self, weights: frozenset[str], chunk: Chunk) -> NoiseFloor:
+    def noise_floor(self, chunk: Chunk) -> NoiseFloor:
         """The reference against itself in other arithmetic: without flash attention, and in two halves.
 
         Both are choices that users make without a thought and that no level can be blamed for.
         """
+        self._events.working(REFERENCE)
         half = len(chunk) // 2
         pieces = (chunk[:half], chunk[half:])
         whole, logits = self._capture_or_decode(self.reference, self.rmap, chunk)
@@ -117,14 +200,14 @@ class Lockstep:
         stats = OutputStats()
         options = replace(self.reference.options, flash_attention=False)
         with Session(self.reference.path, options, share=self.reference) as other:
-            other_map = self._trace(other, weights, pieces[0]) if self.rmap else None
+            other_map = self._trace(other, pieces[0]) if self.rmap else None
             parts, streams = [], []
             for i, piece in enumerate(pieces):
                 snapshot, logits = self._capture_or_decode(other, other_map, piece, start=i * half)
                 parts.append(logits.copy())
                 streams.append(snapshot.stream if snapshot else ())
         stats.update(score(scored, np.concatenate(parts)))
-        self._step("noise floor")
+        self._events.step("noise floor")
         if whole is None:
             return NoiseFloor(stats.kld.mean, None)
         known = reference_norms(whole, self.threads)
@@ -140,79 +223,102 @@ class Lockstep:
 
     @staticmethod
     def _capture_or_decode(
-        model: Session, rmap: ResidualMap | None, chunk: Chunk, start: int = 0
+        model: Session, rmap: ResidualMap | None, chunk: Chunk, start: int = 0, reuse: Snapshot | None = None
     ) -> tuple[Snapshot | None, Floats]:
         if rmap is None:
             return None, model.decode(chunk, start=start)
-        return capture(model, rmap, chunk, start)
+        return capture(model, rmap, chunk, start, reuse)
 
-    def run_chunk(self, chunk: Chunk, stats: Sequence[LevelStats], health: HealthStats | None = None) -> ChunkRun:
-        """Decode one chunk by the reference, then by each level free-running and forced, and update the statistics."""
-        if self.rmap is None:
-            scored = score_reference(self.reference.decode(chunk), chunk)
-            self._require_finite(scored, None)
-            self._step("reference")
-            for name, level, one in zip(self.names, self.levels, stats, strict=True):
-                one.output.update(score(scored, level.decode(chunk)))
-                self._step(name)
-            return ChunkRun(chunk, scored, ())
-        snapshot, logits = capture(self.reference, self.rmap, chunk, reuse=self._reference_memory)
+    def run_chunk(
+        self, chunk: Chunk, where: str, stats: Sequence[LevelStats], health: HealthStats | None = None
+    ) -> ChunkRun:
+        """Decode one chunk by the reference, then by each level free-running and forced, and update the statistics.
+
+        Args:
+            chunk: Token ids.
+            where: What to call the chunk where something is wrong with it.
+            stats: One per level.
+            health: The reference's own statistics.
+
+        Raises:
+            InputError: the reference's output is not finite.
+            QresError: the reference failed, or the last level did.
+        """
+        self._events.working(REFERENCE)
+        snapshot, logits = self._capture_or_decode(self.reference, self.rmap, chunk, reuse=self._reference_memory)
         self._reference_memory = snapshot
         scored = score_reference(logits, chunk)
-        self._require_finite(scored, snapshot)
-        known = reference_norms(snapshot, self.threads)
-        if health:
+        self._require_finite(scored, chunk, where)
+        known = reference_norms(snapshot, self.threads) if snapshot else None
+        if snapshot and known and health:
             health.update(snapshot, known, self._reads, self.threads)
-        self._step("reference")
-        forced = []
-        for i, one in enumerate(stats):
-            free = self._free_run(i, chunk, scored, one)
-            result = force(self.levels[i], self._maps[i], chunk, snapshot)
-            one.units.setdefault(self.points, ChunkMean()).update(score(scored, result.logits).kld)
-            assert one.drift is not None
-            one.drift.update(snapshot, known, free, result.errors, self._reads, self.threads)
-            self._step(f"{self.names[i]}, forced")
-            forced.append(result)
-        return ChunkRun(chunk, scored, tuple(forced))
+        self._events.step("reference")
+        forced: dict[int, Forced] = {}
+        for i in self.alive:
+            with self._level(i):
+                free, scores = self._free_run(i, chunk, scored, where)
+                if snapshot is None or known is None or free is None:
+                    stats[i].output.update(scores)
+                    continue
+                result = force(self.levels[i], self._maps[i], chunk, snapshot)
+                head = score(scored, result.logits).kld
+                # From here on nothing can fail: a level that did has statistics of whole chunks only.
+                stats[i].output.update(scores)
+                stats[i].units.setdefault(self.points, ChunkMean()).update(head)
+                drift = stats[i].drift
+                assert drift is not None
+                drift.update(snapshot, known, free, result.errors, self._reads, self.threads)
+                self._events.step(f"{self.names[i]}, forced")
+                forced[i] = result
+        return ChunkRun(chunk, scored, forced)
 
-    def _require_finite(self, scored: Scored, snapshot: Snapshot | None) -> None:
+    def _require_finite(self, scored: Scored, chunk: Chunk, where: str) -> None:
         """Nothing can be compared with a reference whose own output is not finite; say where that starts."""
-        if np.isfinite(scored.nll).any():
+        finite = np.isfinite(scored.nll)
+        if finite.all():
             return
-        where = ""
-        if snapshot is not None and self.rmap is not None:
-            bad = [i for i, x in enumerate(snapshot.stream) if not np.isfinite(x).all()]
-            if bad:
-                where = f" from {self.rmap.branches[bad[0] - 1].unit if bad[0] else 'the embedding'} on"
+        if REFERENCE not in self.non_finite:
+            self.survey(chunk, where)
+        if finite.any():
+            return
+        found = self.non_finite.get(REFERENCE)
+        start = f": its values stop being finite {found.place}" if found else ""
         raise InputError(
-            f"{self.reference.path.name}: the reference's own output is not finite{where}",
+            f"{self.reference.path.name}: the reference's own output is not finite{start}",
             "its weights are damaged, or its activations overflow",
         )
 
-    def _free_run(self, i: int, chunk: Chunk, scored: Scored, stats: LevelStats) -> Snapshot:
-        snapshot, logits = capture(self.levels[i], self._maps[i], chunk, reuse=self._level_memory)
+    def _free_run(self, i: int, chunk: Chunk, scored: Scored, where: str) -> tuple[Snapshot | None, TokenScores]:
+        level, rmap, name = self.levels[i], self._maps.get(i), self.names[i]
+        snapshot, logits = self._capture_or_decode(level, rmap, chunk, reuse=self._level_memory)
         self._level_memory = snapshot
-        stats.output.update(score(scored, logits))
-        self._step(self.names[i])
-        return snapshot
+        scores = score(scored, logits)
+        self._events.step(name)
+        if scores.nonfinite and np.isfinite(scored.nll).all() and name not in self.non_finite:
+            found = survey(level, rmap, chunk, self._weights, name, where).non_finite
+            if found:
+                self.non_finite[name] = found
+        return snapshot, scores
 
     def patch(self, run: ChunkRun, level: int, units: Sequence[int], stats: LevelStats) -> None:
         """Add each unit's error alone to the reference, then all of them, and measure the KLD."""
+        self._events.working(REFERENCE)
         errors = run.forced[level].errors
         for unit in units:
             stats.units.setdefault(unit, ChunkMean()).update(self._inject(run, {unit: errors[unit]}))
-            self._step(f"{self.names[level]}, one unit alone")
+            self._events.step(f"{self.names[level]}, one unit alone")
         stats.all_injected.update(self._inject(run, dict(enumerate(errors))))
-        self._step(f"{self.names[level]}, all units")
+        self._events.step(f"{self.names[level]}, all units")
 
     def check_kept(self, run: ChunkRun, level: int, kept: Sequence[int], stats: LevelStats) -> None:
         """All errors against all but those of the units that are to stay at 16 bit."""
+        self._events.working(REFERENCE)
         errors = run.forced[level].errors
         stats.all_injected.update(self._inject(run, dict(enumerate(errors))))
-        self._step(f"{self.names[level]}, all units")
+        self._events.step(f"{self.names[level]}, all units")
         rest = {i: error for i, error in enumerate(errors) if i not in kept}
         stats.without_kept.update(self._inject(run, rest))
-        self._step(f"{self.names[level]}, without the kept units")
+        self._events.step(f"{self.names[level]}, without the kept units")
 
     def _inject(self, run: ChunkRun, errors: dict[int, Floats]) -> Doubles:
         assert self.rmap is not None
@@ -221,3 +327,4 @@ class Lockstep:
 
 def _shape(rmap: ResidualMap) -> list[tuple[str, int, bool]]:
     return [(branch.unit, branch.reads, branch.closes) for branch in rmap.branches]
+

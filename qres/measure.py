@@ -1,21 +1,24 @@
 """The measuring part of a scan, inside the worker process: two passes over two texts.
 
 The ranking text finds the units whose errors do the damage, by patching. The reporting text, which took no part in that
-choice, gives every figure about the levels and checks the chosen list as a whole.
+choice, gives every figure about the levels and checks the chosen list as a whole. After every chunk the state is saved,
+so that a scan that was cut off goes on from there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 
-from qres import corpus, summary
+from qres import checkpoint, summary
 from qres.advice import NextLevel, UnitDamage, keep_list
+from qres.checkpoint import State
 from qres.drift import HealthStats
 from qres.errors import QresError
-from qres.job import Job, Measured, MeasuredLevel, Progress
+from qres.file_stamp import require_unchanged
+from qres.job import REFERENCE, Job, Measured, MeasuredLevel, Note, Progress, Working
+from qres.levels import F16_MAX
 from qres.lockstep import LevelStats, Lockstep
 from qres.native.session import Session, SessionOptions, system_info
 from qres.records import Keep, NoiseFloor
@@ -23,162 +26,167 @@ from qres.residual import ResidualMap
 from qres.sensitivity import patching
 
 
-@dataclass(frozen=True)
-class Texts:
-    """What is decoded."""
-
-    rank: tuple[corpus.Chunk, ...]
-    report: tuple[corpus.Chunk, ...]
-    rank_name: str
-    report_name: str
-    unused: int
-
-
 def measure(emit: Callable[[object], None], job: Job) -> Measured:
-    """Run a job; `emit` gets Progress events.
+    """Run a job; `emit` gets Progress, Working and Note events.
 
     Raises:
-        QresError: a model that cannot be loaded or measured, or a text that is too short.
+        QresError: a reference that cannot be loaded or measured, a file that changed, or no level left.
     """
-    options = SessionOptions(job.n_ctx, job.threads, job.n_gpu_layers)
+    events = _Events(emit)
+    state = (checkpoint.load(job.state, job.about) if job.state and job.resume else None) or State()
     with ExitStack() as stack:
-        reference = stack.enter_context(Session(Path(job.reference.path), options))
-        levels = [(level.name, stack.enter_context(Session(Path(level.path), options))) for level in job.levels]
-        texts = _texts(job, reference)
-        counter = _Counter(emit)
-        lockstep = Lockstep(reference, levels, job.threads, counter.step)
-        weights = frozenset(job.reference.tensor_bytes)
-        lockstep.map_streams(weights, texts.rank[0])
-        n_units = counter.plan(job, lockstep, texts)
-        noise, no_noise = _noise_floor(job, lockstep, texts.rank[0])
-        rank = _rank(lockstep, texts, n_units)
-        keeps = [_keep(job, lockstep.rmap, rank, i, noise) for i in range(len(levels))]
-        other_text = texts.rank_name != texts.report_name  # a list is not checked on the text that chose it
-        kept = [_kept_units(lockstep.rmap, keep) if other_text else () for keep in keeps]
-        health = HealthStats(lockstep.points) if lockstep.rmap else None
-        report = _report(lockstep, texts, kept, health)
-        rmap = lockstep.rmap
-        return Measured(
-            norm_placement=rmap.norm_placement if rmap else "unknown",
-            unmapped=lockstep.unmapped,
-            system=system_info(),
-            n_layer=reference.n_layer,
-            n_embd=reference.n_embd,
-            n_vocab=reference.n_vocab,
-            n_ctx_train=reference.n_ctx_train,
-            n_ctx=len(texts.report[0]),
-            chunks=len(texts.report),
-            rank_chunks=len(texts.rank),
-            text=texts.report_name,
-            rank_text=texts.rank_name,
-            unused_tokens=texts.unused,
-            massive_tokens=health.massive if health else 0,
-            noise_floor=noise,
-            no_noise_floor=no_noise,
-            stream=summary.health(rmap, health) if rmap and health else (),
-            levels=tuple(
-                _level(job, rmap, i, rank[i], report[i], health, keeps[i], kept[i]) for i in range(len(levels))
-            ),
-            comparisons=summary.comparisons([name for name, _ in levels], report),
-        )
+        lockstep = _loaded(job, state, events, stack)
+        lockstep.map_streams(job.texts.rank[0])
+        _begin(job, state, lockstep, events)
+        save = _Saver(job, state, events)
+        _rank(job, state, lockstep, save)
+        keeps = {i: _keep(job, state, lockstep.rmap, lockstep.alive, i) for i in lockstep.alive}
+        other_text = job.texts.rank_name != job.texts.report_name  # a list is not checked on the text that chose it
+        kept = {i: _kept_units(lockstep.rmap, keep) if other_text else () for i, keep in keeps.items()}
+        _report(job, state, lockstep, kept, save)
+        return _measured(job, state, lockstep, keeps, kept)
 
 
-def _level(
-    job: Job,
-    rmap: ResidualMap | None,
-    i: int,
-    rank: LevelStats,
-    report: LevelStats,
-    health: HealthStats | None,
-    keep: tuple[Keep, ...],
-    kept: Sequence[int],
-) -> MeasuredLevel:
-    """The records of level i."""
-    output = report.output.compute()
-    if rmap is None or report.drift is None or health is None:
-        return MeasuredLevel(output, (), (), (), None, None, None)
-    units = summary.units(rmap, rank, job.levels[i].tensor_bytes, job.bytes_16bit)
-    return MeasuredLevel(
-        output=output,
-        points=summary.points(rmap, report.drift, health),
-        units=units,
-        keep_16bit=keep,
-        keep_check=summary.keep_check(rmap, report, kept, keep),
-        rank_correlation=summary.rank_correlation(units),
-        additivity=summary.additivity(units, rank),
-    )
+def _loaded(job: Job, state: State, events: _Events, stack: ExitStack) -> Lockstep:
+    """All models side by side; a level that cannot be loaded is left out."""
+    options = SessionOptions(job.n_ctx, job.threads, job.n_gpu_layers)
+    events.working(REFERENCE)
+    reference = stack.enter_context(Session(Path(job.reference.path), options))
+    sessions = {}
+    for i, level in enumerate(job.levels):
+        if i in state.failed:
+            continue
+        events.working(level.name)
+        try:
+            sessions[i] = stack.enter_context(Session(Path(level.path), options))
+        except QresError as error:
+            state.failed[i] = str(error)
+            if len(state.failed) == len(job.levels):
+                raise
+    names = [level.name for level in job.levels]
+    lockstep = Lockstep(reference, names, sessions, job.threads, events, frozenset(job.reference.tensor_bytes))
+    lockstep.failed, lockstep.non_finite = state.failed, state.non_finite
+    return lockstep
 
 
-def _noise_floor(job: Job, lockstep: Lockstep, chunk: corpus.Chunk) -> tuple[NoiseFloor, str]:
+def _begin(job: Job, state: State, lockstep: Lockstep, events: _Events) -> None:
+    """What is found out once, on the first chunk; of a scan that goes on, it is known already."""
+    if state.noise is None:
+        state.n_units = _n_units(job, lockstep)
+        events.total = _decodes(job, lockstep, state.n_units)
+        chunk = job.texts.rank[0]
+        state.rank, state.report = lockstep.new_stats(), lockstep.new_stats()
+        state.health = HealthStats(lockstep.points) if lockstep.rmap else None
+        state.inputs = dict(lockstep.survey(chunk, f"chunk 1 of {job.texts.rank_name}"))
+        state.noise, state.no_noise = _noise_floor(job, lockstep)
+    events.total = _decodes(job, lockstep, state.n_units)
+    if state.rank_done or state.report_done:
+        events.resume(_decodes_done(job, state, lockstep))
+        done = f"{state.rank_done + state.report_done} of {len(job.texts.rank) + len(job.texts.report)} chunks are done"
+        events.note(f"Going on with the unfinished scan: {done}")
+
+
+def _noise_floor(job: Job, lockstep: Lockstep) -> tuple[NoiseFloor, str]:
     """The noise floor, or why there is none: it is a comfort, not a reason to end a scan."""
     if not job.with_noise_floor:
         return NoiseFloor(None, None), "a diffusion model reads the whole chunk at once: halves of it see another text"
     try:
-        return lockstep.noise_floor(frozenset(job.reference.tensor_bytes), chunk), ""
+        return lockstep.noise_floor(job.texts.rank[0]), ""
     except QresError as error:
         return NoiseFloor(None, None), error.message
 
 
-class _Counter:
-    """Counts decodes against the plan."""
+class _Events:
+    """Tells the parent what goes on, and counts decodes against the plan."""
 
     def __init__(self, emit: Callable[[object], None]) -> None:
         self._emit = emit
         self._done = 0
-        self._total = 0
+        self.total = 0
 
-    def plan(self, job: Job, lockstep: Lockstep, texts: Texts) -> int:
-        """Set the total; returns how many units are patched per level."""
-        levels, rank, report = len(job.levels), len(texts.rank), len(texts.report)
-        if lockstep.rmap is None:
-            self._total = (1 + levels) * (rank + report)
-            return 0
-        rest = 3 + (1 + 2 * levels) * (rank + report) + levels * (rank + 2 * min(rank, report))
-        wanted = lockstep.points if job.all_units else min(lockstep.points, patching.budget(rest, levels, rank))
-        self._total = rest + wanted * levels * rank
-        return wanted
+    def working(self, model: str) -> None:
+        """A model begins to work."""
+        self._emit(Working(model))
 
     def step(self, doing: str) -> None:
         """One decode is done."""
         self._done += 1
-        if self._total:
-            self._emit(Progress(min(self._done, self._total), self._total, doing))
+        if self.total:
+            self._emit(Progress(min(self._done, self.total), self.total, doing))
+
+    def resume(self, done: int) -> None:
+        """Decodes of an earlier run count as done."""
+        self._done += done
+
+    def note(self, text: str) -> None:
+        """Something the user should know now."""
+        self._emit(Note(text))
 
 
-def _texts(job: Job, model: Session) -> Texts:
-    """Chunks that rank and chunks that report; the same single chunk for both when the text has only one."""
-
-    def cut(source: corpus.Source, limit: int | None) -> corpus.Chunks:
-        ids = corpus.tokens_of(source, model.tokenize, model.n_vocab)
-        return corpus.chunk(ids, job.n_ctx, model.bos(), limit)
-
-    if job.rank_text is not None:
-        report, rank = cut(job.text, job.chunks), cut(job.rank_text, job.rank_chunks)
-        if len(rank.chunks[0]) == len(report.chunks[0]):
-            return Texts(rank.chunks, report.chunks, job.rank_text.name, job.text.name, report.unused)
-        # One map serves chunks of one length: a text shorter than a chunk has to rank itself.
-    every = cut(job.text, None if job.chunks is None else job.chunks + job.rank_chunks)
-    n = len(every.chunks)
-    if n == 1:
-        return Texts(every.chunks, every.chunks, job.text.name, job.text.name, every.unused)
-    split = n - min(job.rank_chunks, n // 2)
-    split = split if job.chunks is None else min(split, job.chunks)
-    report_name, rank_name = (f"{job.text.name}, chunks {a} to {b}" for a, b in ((1, split), (split + 1, n)))
-    return Texts(every.chunks[split:], every.chunks[:split], rank_name, report_name, every.unused)
+_ONCE = 4
+"""Decodes before the first chunk: the map's check, the graphs, the range of the activations, the noise floor."""
 
 
-def _rank(lockstep: Lockstep, texts: Texts, n_units: int) -> list[LevelStats]:
+def _plain_decodes(job: Job, lockstep: Lockstep, rank: int, report: int) -> int:
+    """Decodes of so many chunks without the units that are patched."""
+    levels = len(lockstep.alive)
+    if lockstep.rmap is None:
+        return (1 + levels) * (rank + report)
+    return (1 + 2 * levels) * (rank + report) + levels * (rank + 2 * min(report, len(job.texts.rank)))
+
+
+def _n_units(job: Job, lockstep: Lockstep) -> int:
+    """How many units are patched per level."""
+    if lockstep.rmap is None:
+        return 0
+    rank, report = len(job.texts.rank), len(job.texts.report)
+    rest = _ONCE + _plain_decodes(job, lockstep, rank, report)
+    budget = patching.budget(rest, len(lockstep.alive), rank)
+    return lockstep.points if job.all_units else min(lockstep.points, budget)
+
+
+def _decodes(job: Job, lockstep: Lockstep, n_units: int) -> int:
+    """Decodes of the whole scan."""
+    rank, report = len(job.texts.rank), len(job.texts.report)
+    return _ONCE + _plain_decodes(job, lockstep, rank, report) + n_units * len(lockstep.alive) * rank
+
+
+def _decodes_done(job: Job, state: State, lockstep: Lockstep) -> int:
+    """Decodes that a scan that goes on need not do again."""
+    plain = _plain_decodes(job, lockstep, state.rank_done, state.report_done)
+    return 2 + plain + state.n_units * len(lockstep.alive) * state.rank_done
+
+
+class _Saver:
+    """Called after every chunk: are the files still the same, and where does the scan go on if it is cut off now?"""
+
+    def __init__(self, job: Job, state: State, events: _Events) -> None:
+        self._job, self._state, self._events = job, state, events
+        self._path = job.state
+
+    def __call__(self) -> None:
+        require_unchanged(stamp for model in (self._job.reference, *self._job.levels) for stamp in model.stamps)
+        if self._path is None:
+            return
+        try:
+            checkpoint.save(self._path, self._state, self._job.about)
+        except OSError as error:  # the scan can still be finished
+            self._events.note(f"The scan cannot be gone on with if it is cut off: {self._path}: {error.strerror}")
+            self._path = None
+
+
+def _rank(job: Job, state: State, lockstep: Lockstep, save: _Saver) -> None:
     """First pass: which units do the damage. The first chunk's injected errors choose the units that are patched."""
-    stats = lockstep.new_stats()
-    chosen: dict[int, tuple[int, ...]] = {}
-    for chunk in texts.rank:
-        run = lockstep.run_chunk(chunk, stats)
-        for i in range(len(run.forced)):
-            if i not in chosen:
-                chosen[i] = _choose(lockstep, stats[i], n_units)
-            lockstep.patch(run, i, chosen[i], stats[i])
+    for number in range(state.rank_done, len(job.texts.rank)):
+        where = f"chunk {number + 1} of {job.texts.rank_name}"
+        run = lockstep.run_chunk(job.texts.rank[number], where, state.rank)
+        for i in run.forced:
+            if i not in state.chosen:
+                state.chosen[i] = _choose(lockstep, state.rank[i], state.n_units)
+            lockstep.patch(run, i, state.chosen[i], state.rank[i])
         del run  # its error arrays, before the next chunk makes its own
-    return stats
+        state.rank_done = number + 1
+        save()
 
 
 def _choose(lockstep: Lockstep, stats: LevelStats, n_units: int) -> tuple[int, ...]:
@@ -194,24 +202,22 @@ def _tied(rmap: ResidualMap) -> bool:
     return bool(set(rmap.embedding_weights) & set(rmap.head_weights))
 
 
-def _report(
-    lockstep: Lockstep, texts: Texts, kept: Sequence[tuple[int, ...]], health: HealthStats | None
-) -> list[LevelStats]:
+def _report(job: Job, state: State, lockstep: Lockstep, kept: Mapping[int, tuple[int, ...]], save: _Saver) -> None:
     """Second pass: the figures, and the chosen units checked together on as many chunks as ranked them."""
-    stats = lockstep.new_stats()
-    for number, chunk in enumerate(texts.report):
-        run = lockstep.run_chunk(chunk, stats, health)
-        for i, units in enumerate(kept):
-            if units and run.forced and number < len(texts.rank):
-                lockstep.check_kept(run, i, units, stats[i])
+    for number in range(state.report_done, len(job.texts.report)):
+        where = f"chunk {number + 1} of {job.texts.report_name}"
+        run = lockstep.run_chunk(job.texts.report[number], where, state.report, state.health)
+        for i in run.forced:
+            if kept.get(i) and number < len(job.texts.rank):
+                lockstep.check_kept(run, i, kept[i], state.report[i])
         del run
-    return stats
+        state.report_done = number + 1
+        save()
 
 
-def _keep(
-    job: Job, rmap: ResidualMap | None, rank: Sequence[LevelStats], i: int, noise: NoiseFloor
-) -> tuple[Keep, ...]:
+def _keep(job: Job, state: State, rmap: ResidualMap | None, alive: Sequence[int], i: int) -> tuple[Keep, ...]:
     """The list of what to keep at 16 bit, from the ranking text."""
+    rank = state.rank
     level_kld = rank[i].output.kld.mean
     if rmap is None or level_kld is None:
         return ()
@@ -225,9 +231,24 @@ def _keep(
         if tied and index > len(rmap.branches) and 0 in rank[i].units:
             sums = [a + b for a, b in zip(sums, rank[i].units[0].sums, strict=True)]
         added = sum(_added(job, i, name) for name in names)
-        kept_type = "BF16" if any(job.types_16bit.get(name) == "BF16" for name in names) else "F16"
+        kept_type = _kept_type(job, state, rmap, i, index)
         units.append(UnitDamage(patching.unit_name(rmap, index), tuple(sums), tuple(damage.counts), added, kept_type))
-    return keep_list(units, level_kld, noise.kld_mean, _next_level(job, rank, i, level_kld))
+    floor = state.noise.kld_mean if state.noise else None
+    return keep_list(units, level_kld, floor, _next_level(job, rank, alive, i, level_kld))
+
+
+def _kept_type(job: Job, state: State, rmap: ResidualMap, i: int, index: int) -> str:
+    """BF16 instead of F16 for a unit with a weight or an activation that F16 can hold barely or not at all.
+
+    That is: with a matrix that is to stay BF16, with a matmul whose input is in the upper half of the range of F16 or
+    beyond (back ends turn it into F16), or that leads to such a point of the stream.
+    """
+    names = summary.unit_weights(rmap, index)
+    drift = state.rank[i].drift
+    weights = any(job.types_16bit.get(name) == "BF16" for name in names)
+    inputs = any(state.inputs.get(name, 0.0) > F16_MAX / 2 for name in names)
+    stream = drift is not None and index <= len(rmap.branches) and drift.absmax[index] > F16_MAX / 2
+    return "BF16" if weights or inputs or stream else "F16"
 
 
 def _added(job: Job, level: int, name: str) -> int:
@@ -235,7 +256,7 @@ def _added(job: Job, level: int, name: str) -> int:
     return max(0, job.bytes_16bit.get(name, 0) - job.levels[level].tensor_bytes[name])
 
 
-def _next_level(job: Job, rank: Sequence[LevelStats], i: int, level_kld: float) -> NextLevel:
+def _next_level(job: Job, rank: Sequence[LevelStats], alive: Sequence[int], i: int, level_kld: float) -> NextLevel:
     """The uniform alternative: the next larger level of the scan that is better.
 
     Where none was measured, Q8_0 at its best: its size is known, and it cannot recover more than everything.
@@ -243,8 +264,8 @@ def _next_level(job: Job, rank: Sequence[LevelStats], i: int, level_kld: float) 
     own = job.levels[i].file_bytes
     larger = [
         NextLevel(job.levels[k].name, level_kld - kld, job.levels[k].file_bytes - own)
-        for k, stats in enumerate(rank)
-        if (kld := stats.output.kld.mean) is not None and job.levels[k].file_bytes > own and kld < level_kld
+        for k in alive
+        if (kld := rank[k].output.kld.mean) is not None and job.levels[k].file_bytes > own and kld < level_kld
     ]
     if larger:
         return min(larger, key=lambda n: n.bytes_added)
@@ -260,3 +281,61 @@ def _kept_units(rmap: ResidualMap | None, keep: Sequence[Keep]) -> tuple[int, ..
         return ()
     names = {row.unit for row in keep if row.worth_it}
     return tuple(i for i in range(len(rmap.branches) + 1) if patching.unit_name(rmap, i) in names)
+
+
+def _measured(
+    job: Job,
+    state: State,
+    lockstep: Lockstep,
+    keeps: Mapping[int, tuple[Keep, ...]],
+    kept: Mapping[int, tuple[int, ...]],
+) -> Measured:
+    """Everything as records."""
+    rmap, health, alive = lockstep.rmap, state.health, lockstep.alive
+    reference, noise = lockstep.reference, state.noise
+    assert noise is not None
+    return Measured(
+        norm_placement=rmap.norm_placement if rmap else "unknown",
+        unmapped=lockstep.unmapped,
+        system=system_info(),
+        n_layer=reference.n_layer,
+        n_embd=reference.n_embd,
+        n_vocab=reference.n_vocab,
+        n_ctx_train=reference.n_ctx_train,
+        n_ctx=len(job.texts.report[0]),
+        chunks=len(job.texts.report),
+        rank_chunks=len(job.texts.rank),
+        text=job.texts.report_name,
+        rank_text=job.texts.rank_name,
+        unused_tokens=job.texts.unused,
+        massive_tokens=health.massive if health else 0,
+        noise_floor=noise,
+        no_noise_floor=state.no_noise,
+        stream=summary.health(rmap, health) if rmap and health else (),
+        inputs=state.inputs,
+        non_finite=tuple(state.non_finite.values()),
+        failed={job.levels[i].name: reason for i, reason in state.failed.items()},
+        levels=tuple(_level(job, state, rmap, i, keeps[i], kept[i]) for i in alive),
+        comparisons=summary.comparisons([job.levels[i].name for i in alive], [state.report[i] for i in alive]),
+    )
+
+
+def _level(
+    job: Job, state: State, rmap: ResidualMap | None, i: int, keep: tuple[Keep, ...], kept: Sequence[int]
+) -> MeasuredLevel:
+    """The records of level i."""
+    rank, report, health, name = state.rank[i], state.report[i], state.health, job.levels[i].name
+    output = report.output.compute()
+    if rmap is None or report.drift is None or health is None:
+        return MeasuredLevel(name, output, (), (), (), None, None, None)
+    units = summary.units(rmap, rank, job.levels[i].tensor_bytes, job.bytes_16bit)
+    return MeasuredLevel(
+        name=name,
+        output=output,
+        points=summary.points(rmap, report.drift, health),
+        units=units,
+        keep_16bit=keep,
+        keep_check=summary.keep_check(rmap, report, kept, keep),
+        rank_correlation=summary.rank_correlation(units),
+        additivity=summary.additivity(units, rank),
+    )

@@ -75,7 +75,11 @@ class RichListener:
         self._progress.update(self._task, completed=done, total=total, doing=doing)
 
     def note(self, text: str) -> None:
-        """Something the user should know now."""
+        """Something the user may want to know now."""
+        self._console.print(Text(text, style="dim"), soft_wrap=True)
+
+    def warn(self, text: str) -> None:
+        """Something the user must mind."""
         self._console.print(Text(text, style="yellow"), soft_wrap=True)
 
 
@@ -87,11 +91,17 @@ class _PatientConsole(Console):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def show_answer(result: Result, paths: Sequence[Path]) -> None:
-    """The three lines that answer, then the table of levels."""
+def answer_console() -> Console:
+    """Standard output, as wide as the terminal, or of fixed width where there is none."""
     console = _PatientConsole(highlight=False, soft_wrap=True)
     if not console.is_terminal:
         console.width = _FILE_WIDTH
+    return console
+
+
+def show_answer(result: Result, paths: Sequence[Path]) -> None:
+    """The three lines that answer, then the table of levels."""
+    console = answer_console()
     first, rest = (result.warnings[:1], result.warnings[1:]) if not result.reference.is_16bit else ((), result.warnings)
     for warning in first:
         console.print(Text(warning, style="yellow"))

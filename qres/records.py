@@ -10,6 +10,8 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+from qres.findings import Extreme, NonFinite, SharedTensors
+
 SCHEMA_VERSION = 1
 """Raised when a field changes its meaning or goes away; new optional fields do not raise it."""
 
@@ -392,3 +394,7 @@ class Result:
     verdict: Verdict
     skipped: tuple[Skipped, ...] = dataclasses.field(default=())
     warnings: tuple[str, ...] = dataclasses.field(default=())
+    non_finite: tuple[NonFinite, ...] = dataclasses.field(default=())
+    extremes: tuple[Extreme, ...] = dataclasses.field(default=())
+    """Of the reference, largest first."""
+    shared: tuple[SharedTensors, ...] = dataclasses.field(default=())

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from qres.errors import InputError
 from qres.records import SCHEMA_VERSION, Result
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
-def to_json(result: Result) -> str:
-    """The result as indented JSON text; non-finite numbers become null."""
-    return msgspec.json.format(msgspec.json.encode(result), indent=2).decode() + "\n"
+
+def to_json(record: DataclassInstance) -> str:
+    """A record (a `Result`, say) as indented JSON text; non-finite numbers become null."""
+    return msgspec.json.format(msgspec.json.encode(record), indent=2).decode() + "\n"
 
 
 def from_json(text: str | bytes) -> Result:
@@ -52,3 +56,21 @@ class _Head(msgspec.Struct):
     """Just enough to tell another version from a damaged file."""
 
     schema_version: int
+
+
+def reference_path(path: Path) -> str | None:
+    """The file of the reference that a result.json is about; None when there is no result there."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=_About).reference.path
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError):
+        return None
+
+
+class _Model(msgspec.Struct):
+    path: str
+
+
+class _About(msgspec.Struct):
+    """Just enough to tell which model a result is about."""
+
+    reference: _Model

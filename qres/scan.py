@@ -1,34 +1,34 @@
-"""A whole scan on one page: check the inputs, make the levels, measure, advise, assemble the result."""
+"""A whole scan on one page: check the inputs, make the levels, measure, assemble the result."""
 
 from __future__ import annotations
 
+import hashlib
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Protocol
 
-from qres import assemble, corpus, deploy, gguf_file, level_cache, levels
-from qres.advice import verdict
-from qres.errors import InputError, NativeError, QresError, UnsupportedError, UsageError
+from qres import (
+    __version__,
+    assemble,
+    candidates,
+    corpus,
+    deploy,
+    estimate,
+    file_stamp,
+    level_cache,
+    tensor_values,
+)
+from qres.assemble import Inputs
+from qres.candidates import Candidate, Listener
+from qres.errors import CrashError, InputError, UnsupportedError, UsageError
+from qres.file_stamp import Stamp
 from qres.gguf_file import Inventory
-from qres.job import Job, Measured, Progress
+from qres.job import STATE_NAME, Job, Measured, Note, Preflight, Progress, Working
 from qres.native import worker
-from qres.records import SCHEMA_VERSION, Result, Skipped
-
-
-class Listener(Protocol):
-    """Hears how a scan gets on; the command line draws it."""
-
-    def stage(self, title: str, total: int | None) -> None:
-        """A stage begins; `total` counts its steps where that is known."""
-
-    def step(self, done: int, total: int, doing: str = "") -> None:
-        """Progress within the stage."""
-
-    def note(self, text: str) -> None:
-        """Something the user should know now."""
+from qres.records import Result, Skipped
+from qres.tensor_values import TensorValues
 
 
 @dataclass(frozen=True)
@@ -48,10 +48,17 @@ class ScanOptions:
     threads: int = 4
     n_gpu_layers: int = 0
     cache: Path | None = None
+    out: Path | None = None
+    """Folder for the state of an unfinished scan; None keeps none."""
+    resume: bool = False
 
 
-DEFAULT_CHUNKS = 8
-"""Chunks of the built-in text; a text of the user's is read to its end unless --chunks says otherwise."""
+BUILT_IN_CHUNKS = 8
+"""Of the built-in text, unless --chunks says otherwise."""
+OWN_CHUNKS = 64
+"""At most, of a text of the user's, unless --chunks says otherwise: a scan must end the same evening."""
+
+Stamps = dict[Path, Stamp]
 
 
 def scan(options: ScanOptions, listener: Listener) -> Result:
@@ -64,43 +71,77 @@ def scan(options: ScanOptions, listener: Listener) -> Result:
         NativeError: llama.cpp failed or died.
     """
     started = time.monotonic()
-    text, rank_text = _texts(options)
-    reference = gguf_file.read(options.model)
-    gguf_file.require_language_model(reference, "reference")
+    plan = _plan(options)
+    given = candidates.given(options.model, options.files, listener.note)
+    reference = given.reference
+    for remark in given.remarks:
+        listener.warn(remark)
     _check_context(options, reference)
-    warnings = _reference_warnings(reference)
-    for warning in warnings:
-        listener.note(warning)
-    candidates, skipped = _candidates(options, reference, listener)
-    measured = _measure(_job(options, reference, candidates, text, rank_text), listener)
-    listener.stage("memory on devices", None)
-    memory, unknown = _memory(candidates[0][1], measured.n_ctx_train)
+    wanted = () if given.files else candidates.wanted_levels(options.levels, reference)
+    stamps: Stamps = {path: file_stamp.stamp(path) for one in (reference, *given.files) for path in one.shards}
+    cache = options.cache or level_cache.default_folder()
+    flight = _preflight(options, reference, plan)
+    needs = estimate.estimate(
+        reference, given.files, wanted, options.n_ctx, flight.memory.get(options.n_ctx), cache / "levels"
+    )
+    listener.note(str(needs))
+    if needs.warning:
+        listener.warn(needs.warning)
+    values = _values(reference, options.threads, "checking the reference", listener)
+    _refuse_broken(reference, values, making=bool(wanted))
+    skipped: tuple[Skipped, ...] = ()
+    if wanted:
+        levels, skipped = candidates.made(reference, wanted, cache, options.threads, listener)
+        stamps |= {path: file_stamp.stamp(path) for one in levels for path in one.inventory.shards}
+    else:
+        levels = candidates.from_files(given.files)
+    measured, crashed = _measure(_job(options, reference, levels, flight, values, stamps), listener)
+    file_stamp.require_unchanged(stamps.values())
+    listener.stage("comparing the files", None)
+    inputs = Inputs(
+        reference=reference,
+        levels=tuple(levels),
+        values=values,
+        broken=_broken(measured, levels, options.threads, listener),
+        shared=candidates.shared(levels, listener.step),
+        memory={n: flight.memory[n] for n in _contexts(reference) if n in flight.memory},
+        remarks=given.remarks,
+        skipped=(*skipped, *crashed, *_no_memory(reference, flight)),
+    )
     elapsed = time.monotonic() - started
-    return _result(options, reference, candidates, measured, memory, (*skipped, *unknown), warnings, elapsed)
+    run = assemble.settings(options.threads, options.n_gpu_layers, options.all_units, measured, elapsed)
+    return assemble.result(inputs, measured, run)
 
 
-# -- inputs
+# -- before anything is made
 
 
-def _texts(options: ScanOptions) -> tuple[corpus.Source, corpus.Source | None]:
-    """The reporting and the ranking text; None when one text has to serve for both."""
+def _plan(options: ScanOptions) -> corpus.Plan:
+    """Which texts to decode."""
     if options.text and options.tokens:
         raise UsageError("--text and --tokens exclude each other", "give one of them")
     if options.tokens:
-        return corpus.read_ids(options.tokens), None
-    if options.text:
-        return corpus.read_text(options.text), corpus.built_in("rank")
-    return corpus.built_in("report"), corpus.built_in("rank")
+        text, rank_text = corpus.read_ids(options.tokens), None
+    elif options.text:
+        text, rank_text = corpus.read_text(options.text), corpus.built_in("rank")
+    else:
+        text, rank_text = corpus.built_in("report"), corpus.built_in("rank")
+    own = options.text or options.tokens
+    chunks = options.chunks or (OWN_CHUNKS if own else BUILT_IN_CHUNKS)
+    return corpus.Plan(text, rank_text, options.n_ctx, chunks, options.rank_chunks)
 
 
 def _check_context(options: ScanOptions, reference: Inventory) -> None:
     """llama.cpp aborts the process when some architectures run past their trained context."""
     if 0 < reference.n_ctx_train < corpus.MIN_TOKENS:
         raise UnsupportedError(
-            f"{reference.path.name} was trained for {reference.n_ctx_train} tokens, too few to measure"
+            f"{reference.path.name} was trained for {reference.n_ctx_train} tokens, too few to measure",
+            f"at least {corpus.MIN_TOKENS} are needed",
         )
     if options.n_ctx % 2 or options.n_ctx < corpus.MIN_TOKENS:
-        raise UsageError(f"--n-ctx {options.n_ctx} is not an even number of at least {corpus.MIN_TOKENS}")
+        raise UsageError(
+            f"--n-ctx {options.n_ctx} is not an even number of at least {corpus.MIN_TOKENS}", "give one, such as 512"
+        )
     if reference.n_ctx_train and options.n_ctx > reference.n_ctx_train:
         raise InputError(
             f"--n-ctx {options.n_ctx}: {reference.path.name} was trained for {reference.n_ctx_train} tokens at most",
@@ -114,95 +155,49 @@ def _has_tokenizer(reference: Inventory) -> bool:
     return str(reference.metadata.get("tokenizer.ggml.model", "none")) not in {"none", "no_vocab"}
 
 
-def _reference_warnings(reference: Inventory) -> tuple[str, ...]:
-    if reference.is_16bit:
-        return ()
-    kind = reference.file_type or "already quantized"
-    return (
-        f"The reference {reference.path.name} is {kind} at {reference.bpw:.2f} bits per weight, not 16 bit: every "
-        "figure compares with an already damaged model.",
-    )
+def _contexts(reference: Inventory) -> list[int]:
+    """Context lengths whose memory is reported."""
+    trained = reference.n_ctx_train
+    return [n for n in deploy.CONTEXTS if not trained or n <= trained] or [trained]
 
 
-def _candidates(
-    options: ScanOptions, reference: Inventory, listener: Listener
-) -> tuple[list[tuple[str, Inventory]], tuple[Skipped, ...]]:
-    """The quantized files to measure, given or made, smallest first; and what could not be made."""
-    skipped: list[Skipped] = []
-    if options.files:
-        found = [_given(path, reference) for path in options.files]
-        for name, inventory in found:
-            if inventory.path.samefile(reference.path):
-                listener.note(f"{name} is the reference itself: every difference will be 0")
-            elif inventory.is_16bit and not reference.is_16bit:
-                listener.note(f"{inventory.path.name} is 16 bit and the reference is not: give the 16-bit file first")
-    else:
-        found = _made(options, reference, listener, skipped)
-    if not found:
-        reasons = "; ".join(f"{row.what}: {row.reason}" for row in skipped)
-        raise NativeError(f"no level could be made: {reasons}")
-    return sorted(_unique(found), key=lambda pair: pair[1].file_bytes), tuple(skipped)
+def _preflight(options: ScanOptions, reference: Inventory, plan: corpus.Plan) -> Preflight:
+    every = sorted({options.n_ctx, *_contexts(reference)})
+    return worker.run(_preflight_work, lambda _: None, reference.path, plan, every, options.n_gpu_layers)
 
 
-def _unique(found: Sequence[tuple[str, Inventory]]) -> list[tuple[str, Inventory]]:
-    """Levels by names of their own: everything about a level is looked up by its name.
+def _preflight_work(  # in the worker: only there is llama.cpp loaded
+    emit: Callable[[object], None], model: Path, plan: corpus.Plan, contexts: Sequence[int], n_gpu_layers: int
+) -> Preflight:
+    from qres.preflight import preflight
 
-    The file type alone where it is enough, else with the file's name, its folder, or a running number.
-    """
-    for naming in (
-        lambda name, _path, _i: name,
-        lambda name, path, _i: f"{name} ({path.name})",
-        lambda name, path, _i: f"{name} ({path.parent.name}/{path.name})",
-        lambda name, _path, i: f"{name} (file {i + 1})",
-    ):
-        names = [naming(name, inventory.path.resolve(), i) for i, (name, inventory) in enumerate(found)]
-        if len(set(names)) == len(names):
-            break
-    return [(name, inventory) for name, (_, inventory) in zip(names, found, strict=True)]
+    return preflight(emit, model, plan, contexts, n_gpu_layers)
 
 
-def _given(path: Path, reference: Inventory) -> tuple[str, Inventory]:
-    inventory = gguf_file.read(path)
-    gguf_file.require_language_model(inventory, "candidate")
-    difference = gguf_file.shape_difference(reference, inventory)
-    if difference:
-        raise InputError(f"{path.name} is not the same model as {reference.path.name}: {difference}")
-    difference = gguf_file.tokenizer_difference(reference, inventory)
-    if difference:
+def _no_memory(reference: Inventory, flight: Preflight) -> tuple[Skipped, ...]:
+    """Contexts whose memory is not known."""
+    trained = reference.n_ctx_train
+    beyond = [n for n in deploy.CONTEXTS if n not in flight.memory and trained and n > trained]
+    rows = tuple(Skipped(f"memory at {n} tokens of context", f"the model was trained for {trained}") for n in beyond)
+    return (*rows, Skipped("memory on devices", flight.no_memory)) if flight.no_memory else rows
+
+
+def _values(model: Inventory, threads: int, title: str, listener: Listener) -> tuple[TensorValues, ...]:
+    """Largest magnitudes and broken values of every tensor."""
+    listener.stage(title, None)
+    return tensor_values.scan(model, lambda done, total: listener.step(done >> 20, total >> 20, "MiB"), threads)
+
+
+def _refuse_broken(reference: Inventory, values: Sequence[TensorValues], *, making: bool) -> None:
+    """llama.cpp quantizes no tensor that holds NaN or infinity; files that exist can still be compared."""
+    broken = [row for row in values if row.n_bad]
+    if broken and making:
+        first = broken[0]
         raise InputError(
-            f"{path.name} has another tokenizer than {reference.path.name}: {difference}",
-            "their outputs cannot be compared",
+            f"{reference.path.name}: {first.tensor} holds {first.n_bad} values that are not finite, the first at "
+            f"{first.first_bad}{f'; so do {len(broken) - 1} other tensors' if len(broken) > 1 else ''}",
+            "no level can be made from it: get the model again, or convert it again",
         )
-    return inventory.file_type or path.stem, inventory
-
-
-def _made(
-    options: ScanOptions, reference: Inventory, listener: Listener, skipped: list[Skipped]
-) -> list[tuple[str, Inventory]]:
-    wanted = list(dict.fromkeys(levels.parse(name) for name in options.levels))
-    if not wanted:
-        raise UsageError("--levels names no level", "give some, such as Q4_K_M,Q6_K")
-    for level in wanted:
-        if level.needs_imatrix:
-            raise UsageError(
-                f"{level.name} needs an importance matrix",
-                "make the file with llama-quantize --imatrix and give it to the scan",
-            )
-    folder = options.cache or level_cache.default_folder()
-    listener.stage("reading the reference", None)
-    digest = gguf_file.content_digest(
-        reference.shards, lambda done, total: listener.step(done // 2**20, total // 2**20, "MiB")
-    )
-    found = []
-    for level in wanted:
-        target = level_cache.level_path(folder, reference, digest, level, version("llama-cpp-python"))
-        listener.stage(f"making {level.name}", None)
-        try:
-            found.append((level.name, level_cache.make(reference, level, target, options.threads, listener.step)))
-        except NativeError as error:  # one level that llama.cpp refuses does not end the others
-            skipped.append(Skipped(level.name, str(error)))
-            listener.note(f"{level.name} could not be made: {error}")
-    return found
 
 
 # -- measuring
@@ -211,36 +206,81 @@ def _made(
 def _job(
     options: ScanOptions,
     reference: Inventory,
-    candidates: Sequence[tuple[str, Inventory]],
-    text: corpus.Source,
-    rank_text: corpus.Source | None,
+    levels: Sequence[Candidate],
+    flight: Preflight,
+    values: Sequence[TensorValues],
+    stamps: Stamps,
 ) -> Job:
-    chunks = options.chunks or (DEFAULT_CHUNKS if not (options.text or options.tokens) else None)
     return Job(
-        reference=assemble.model_file(reference.path.name, reference),
-        types_16bit=assemble.types_16bit(reference),
+        reference=assemble.model_file(reference.path.name, reference, stamps),
+        types_16bit=assemble.types_16bit(reference, values),
         bytes_16bit=assemble.bytes_16bit(reference),
         bytes_q8_0=assemble.bytes_q8_0(reference),
-        levels=tuple(assemble.model_file(name, inventory) for name, inventory in candidates),
+        levels=tuple(assemble.model_file(level.name, level.inventory, stamps) for level in levels),
+        texts=flight.texts,
         n_ctx=options.n_ctx,
-        chunks=chunks,
-        rank_chunks=options.rank_chunks,
         threads=options.threads,
         n_gpu_layers=options.n_gpu_layers,
         all_units=options.all_units,
         with_noise_floor=reference.kind != "diffusion",  # halves of a chunk see another context there
-        text=text,
-        rank_text=rank_text,
+        state=options.out / STATE_NAME if options.out else None,
+        resume=options.resume,
+        about=_about(options, reference, levels, flight.texts, stamps),
     )
 
 
-def _measure(job: Job, listener: Listener) -> Measured:
-    listener.stage("measuring", None)
+def _about(
+    options: ScanOptions, reference: Inventory, levels: Sequence[Candidate], texts: corpus.Texts, stamps: Stamps
+) -> Mapping[str, str]:
+    """What must be the same for a scan to be gone on with: anything that a figure depends on."""
 
-    def on_event(event: Progress) -> None:
-        listener.step(event.done, event.total, event.doing)
+    def files(inventory: Inventory) -> str:
+        # A level from the cache may have been made again: the same bytes at another time.
+        known = [stamps[path] for path in inventory.shards]
+        dated = inventory is reference or options.files
+        return " ".join(f"{one.path.name} {one.size}{f' {one.modified_ns}' if dated else ''}" for one in known)
 
-    return worker.run(_measure_work, on_event, job)
+    ids = hashlib.sha256(repr((texts.rank, texts.report)).encode()).hexdigest()[:16]
+    return {
+        "reference": files(reference),
+        "levels": "; ".join(f"{level.name}: {files(level.inventory)}" for level in levels),
+        "text": f"{texts.report_name} and {texts.rank_name}, {ids}",
+        "--n-ctx": str(options.n_ctx),
+        "--units": "all" if options.all_units else "ranked",
+        "--threads": str(options.threads),
+        "--n-gpu-layers": str(options.n_gpu_layers),
+        "qres": __version__,
+        "llama-cpp-python": version("llama-cpp-python"),
+    }
+
+
+def _measure(job: Job, listener: Listener) -> tuple[Measured, tuple[Skipped, ...]]:
+    """Measure in the worker; a level that takes the process down is left out of a second try."""
+    crashed: list[Skipped] = []
+    while True:
+        working = ""
+
+        def on_event(event: Progress | Working | Note) -> None:
+            nonlocal working
+            if isinstance(event, Progress):
+                listener.step(event.done, event.total, event.doing)
+            elif isinstance(event, Note):
+                listener.note(event.text)
+            else:
+                working = event.model
+
+        listener.stage("measuring", None)
+        try:
+            return worker.run(_measure_work, on_event, job), tuple(crashed)
+        except CrashError as error:
+            file_stamp.require_unchanged(stamp for model in (job.reference, *job.levels) for stamp in model.stamps)
+            rest = tuple(level for level in job.levels if level.name != working)
+            if error.killed or not rest or len(rest) == len(job.levels):
+                raise
+            crashed.append(Skipped(working, error.message))
+            listener.warn(f"{working} cannot be measured: {error.message}. Beginning again without it")
+            left = {"levels": ", ".join(level.name for level in rest)}
+            job = replace(job, levels=rest, resume=False, about={**job.about, **left})
 
 
 def _measure_work(
@@ -251,60 +291,15 @@ def _measure_work(
     return measure(emit, job)
 
 
-def _memory(model: Inventory, n_ctx_train: int) -> tuple[dict[int, tuple[int, int]], tuple[Skipped, ...]]:
-    """Cache and compute memory at each context length that the model was trained for."""
-    contexts = [n for n in deploy.CONTEXTS if not n_ctx_train or n <= n_ctx_train] or [n_ctx_train]
-    beyond = [n for n in deploy.CONTEXTS if n not in contexts]
-    skipped = tuple(
-        Skipped(f"memory at {n} tokens of context", f"the model was trained for {n_ctx_train}") for n in beyond
-    )
-    try:
-        return worker.run(_memory_work, lambda _: None, model.path, contexts), skipped
-    except QresError as error:
-        return {}, (*skipped, Skipped("memory on devices", str(error)))
-
-
-def _memory_work(_emit: Callable[[object], None], path: Path, contexts: Sequence[int]) -> dict[int, tuple[int, int]]:
-    from qres.native.memory import context_memory
-
-    return {m.n_ctx: (m.cache_bytes, m.compute_bytes) for m in context_memory(path, contexts)}
-
-
-# -- the result
-
-
-def _result(
-    options: ScanOptions,
-    reference: Inventory,
-    candidates: Sequence[tuple[str, Inventory]],
-    measured: Measured,
-    memory: dict[int, tuple[int, int]],
-    skipped: tuple[Skipped, ...],
-    warnings: tuple[str, ...],
-    elapsed_s: float,
-) -> Result:
-    records = tuple(
-        assemble.level(name, inventory, level)
-        for (name, inventory), level in zip(candidates, measured.levels, strict=True)
-    )
-    about = assemble.reference(reference, measured)
-    rows = deploy.deployment(records, {name: inventory.tensor_bytes for name, inventory in candidates}, memory)
-    if measured.unmapped:
-        skipped = (*skipped, Skipped("residual stream, drift, units", measured.unmapped))
-    if measured.no_noise_floor:
-        skipped = (*skipped, Skipped("noise floor", measured.no_noise_floor))
-    return Result(
-        schema_version=SCHEMA_VERSION,
-        reference=about,
-        settings=assemble.settings(options.threads, options.n_gpu_layers, options.all_units, measured, elapsed_s),
-        noise_floor=measured.noise_floor,
-        stream=measured.stream,
-        levels=records,
-        comparisons=measured.comparisons,
-        deployment=rows,
-        device_advice=deploy.device_advice(records, rows),
-        assumptions=deploy.ASSUMPTIONS,
-        verdict=verdict(about, records, measured.noise_floor),
-        skipped=skipped,
-        warnings=(*warnings, *assemble.warnings(measured, records)),
-    )
+def _broken(
+    measured: Measured, levels: Sequence[Candidate], threads: int, listener: Listener
+) -> Mapping[str, tuple[str, ...]]:
+    """Tensors with values that are not finite, of the levels whose output is not."""
+    bad = {found.model for found in measured.non_finite}
+    return {
+        level.name: tuple(
+            row.tensor for row in _values(level.inventory, threads, f"checking {level.name}", listener) if row.n_bad
+        )
+        for level in levels
+        if level.name in bad
+    }

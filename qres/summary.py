@@ -6,14 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 
 from qres.drift import DriftStats, HealthStats
+from qres.levels import F16_MAX
 from qres.lockstep import LevelStats
 from qres.metrics import ChunkMean, clustered_se, spearman
 from qres.records import Additivity, Comparison, Health, Keep, KeepCheck, Point, RankCorrelation, Unit
 from qres.residual import ResidualMap
 from qres.sensitivity.patching import unit_name
-
-F16_MAX = 65504.0
-"""Largest finite 16-bit float."""
 
 
 def _finite(value: float | None) -> float | None:

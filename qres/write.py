@@ -3,48 +3,106 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
+
+import filelock
+from pathvalidate import sanitize_filename
 
 from qres.errors import InputError
 from qres.records import Result
-from qres.result_json import to_json
+from qres.result_json import reference_path, to_json
 
 NAMES = {"json": "result.json", "html": "report.html", "md": "report.md"}
 """In the order of writing: what cannot be made again without the model comes first."""
+SPARE_BYTES = 32 * 2**20
+"""Reports of a large model, and the state of the unfinished scan."""
+
+
+def default_folder(models: Sequence[Path], root: Path = Path("reports")) -> Path:
+    """Where the reports of a model go: a folder of its name, numbered when another model's reports are there already.
+
+    Args:
+        models: The files of the scan, the first of which names the folder.
+        root: Folder that it is in.
+    """
+    name = sanitize_filename(_base(models[0]).name) or "model"
+    folders = (root / name if number == 1 else root / f"{name}-{number}" for number in count(1))
+    own = {_base(model) for model in models}
+    for folder in folders:
+        known = reference_path(folder / NAMES["json"])
+        if known is None or _base(Path(known)) in own:
+            break
+    return folder
+
+
+def _base(model: Path) -> Path:
+    """A model's file without its ending and, of a shard, without its number."""
+    with suppress(OSError, RuntimeError):
+        model = model.resolve()
+    name = re.sub(r"(-\d{5}-of-\d{5})?\.gguf$", "", model.name, flags=re.IGNORECASE).strip(". ")
+    return model.parent / (name or "model")
 
 
 @contextmanager
 def output_folder(folder: Path, inputs: Sequence[Path]) -> Iterator[None]:
-    """Make the output folder before any work is done; take it away again when the work fails and left nothing in it.
+    """Make the output folder before any work is done, and keep other scans out of it until the work is over.
+
+    When the work fails and left nothing in it, the folder is taken away again.
 
     Raises:
-        InputError: the folder cannot be made or written, or a report would overwrite an input.
+        InputError: the folder cannot be made or written, another scan writes to it, or a report would overwrite an
+            input.
     """
     created: list[Path] = []
     try:
+        created = [path for path in (folder, *folder.parents) if not path.exists()]  # innermost first
         try:
-            created = [path for path in (folder, *folder.parents) if not path.exists()]  # innermost first
             folder.mkdir(parents=True, exist_ok=True)
-            probe = folder / f".qres-{os.getpid()}"
-            probe.touch()
-            probe.unlink()
+            lock = filelock.FileLock(folder / ".qres.lock")
+            lock.acquire(blocking=False)
+        except filelock.Timeout as error:
+            raise InputError(f"another scan is writing to {folder}", "wait for it, or choose another --out") from error
         except OSError as error:
             raise InputError(
                 f"cannot write to {folder}: {error.strerror or error}", "choose another folder with --out"
             ) from error
-        outputs = [folder / name for name in NAMES.values()]
-        odd = next((path for path in outputs if path.exists() and not path.is_file()), None)
-        if odd is not None:
-            raise InputError(f"{odd} exists and is not a file", "choose another folder with --out")
-        protect(outputs, inputs)
-        yield
+        try:
+            outputs = [folder / name for name in NAMES.values()]
+            odd = next((path for path in outputs if path.exists() and not path.is_file()), None)
+            if odd is not None:
+                raise InputError(f"{odd} exists and is not a file", "choose another folder with --out")
+            protect(outputs, inputs)
+            free = shutil.disk_usage(folder).free
+            if free < SPARE_BYTES:
+                raise InputError(
+                    f"{folder} has {free / 2**20:.0f} MiB free, the reports need up to {SPARE_BYTES / 2**20:.0f}",
+                    "free some space, or choose another folder with --out",
+                )
+            yield
+        finally:
+            with suppress(OSError):
+                Path(lock.lock_file).unlink(missing_ok=True)  # before the release: nobody else can hold it
+            lock.release()
     except BaseException:
         with suppress(OSError):  # the first that holds something ends it
             for path in created:
                 path.rmdir()
         raise
+
+
+def rescue(result: Result, folder: Path) -> Path | None:
+    """Keep a result that could not be written where it belongs; None where that fails, too."""
+    path = folder / f"result-{os.getpid()}.json"
+    try:
+        _write(path, to_json(result))
+    except InputError:
+        return None
+    return path
 
 
 def protect(outputs: Sequence[Path], inputs: Sequence[Path]) -> None:

@@ -20,6 +20,7 @@ from qres.capture import Snapshot, capture, force, inject
 from qres.lockstep import Lockstep
 from qres.native.quantizer import quantize
 from qres.native.session import Session, SessionOptions
+from qres.native.vocabulary import vocabulary
 from qres.residual import trace
 
 N_CTX, ROUNDS, THREADS = 512, 7, os.cpu_count() or 2
@@ -58,7 +59,9 @@ def _help() -> None:
 def _measure(files: list[Path]) -> None:
     options = SessionOptions(N_CTX, THREADS)
     reference, *levels = (Session(path, options) for path in files)
-    chunk = corpus.chunk(reference.tokenize(corpus.built_in("report").text or b""), N_CTX, None, 1).chunks[0]
+    with vocabulary(files[0]) as words:
+        ids = words.tokenize(corpus.built_in("report").text or b"")
+    chunk = corpus.chunk(ids, N_CTX, None, 1).chunks[0]
     weights = frozenset(tensor.name for tensor in gguf_file.read(files[0]).tensors)
     rmap = trace(reference.record(chunk), weights, reference.n_embd, reference.n_vocab, N_CTX)
     level_map = trace(levels[0].record(chunk), weights, reference.n_embd, reference.n_vocab, N_CTX)
@@ -92,14 +95,24 @@ def _measure(files: list[Path]) -> None:
     say("peak memory beyond the model files", (peak - mapped) / 2**30, "at most 1.5", " GiB")
 
 
+class _Deaf:
+    """Listens to no events."""
+
+    def working(self, _model: str) -> None:
+        """Not drawn."""
+
+    def step(self, _doing: str) -> None:
+        """Not drawn."""
+
+
 def _whole(reference: Session, levels: list[Session], chunk: corpus.Chunk, weights: frozenset[str]) -> None:
     """A chunk of a scan (reference, two levels twice, units) against the plain decodes it needs."""
-    lockstep = Lockstep(reference, list(zip(("a", "b"), levels, strict=True)), THREADS, lambda _: None)
-    lockstep.map_streams(weights, chunk)
+    lockstep = Lockstep(reference, ("a", "b"), dict(enumerate(levels)), THREADS, _Deaf(), weights)
+    lockstep.map_streams(chunk)
     stats = lockstep.new_stats()
 
     def measured() -> None:
-        run = lockstep.run_chunk(chunk, stats)
+        run = lockstep.run_chunk(chunk, "the chunk", stats)
         for i in range(len(levels)):
             lockstep.patch(run, i, range(1, UNITS + 1), stats[i])
 

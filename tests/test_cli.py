@@ -16,8 +16,10 @@ from gguf import GGUFWriter
 
 from qres import demo, level_cache
 from qres import scan as scan_module
-from qres.cli import _folder_name, main
+from qres.cli import main
+from qres.corpus import Texts
 from qres.errors import InputError, NativeError, QresError, UnsupportedError, UsageError
+from qres.job import Preflight
 from qres.levels import Level
 from qres.records import Result
 from qres.result_json import from_json, to_json
@@ -189,6 +191,7 @@ def test_scan_makes_a_level_once_whatever_it_is_called(
         raise NativeError("odd")
 
     monkeypatch.setattr(level_cache, "make", refuse)
+    monkeypatch.setattr(scan_module, "_preflight", lambda *_: Preflight(Texts((), (), "a", "b", 0), {}, ""))
     model(tmp_path / "m.gguf")
     names = "q4_k_m,Q8_0, Q4_K ,Q4_K_M,q8-0"
     found = run(capsys, "scan", "m.gguf", "--levels", names, "--n-ctx", "64", "--cache", "cache")
@@ -287,14 +290,6 @@ def test_scan_that_fails_keeps_what_was_there(capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize(
-    ("model_name", "folder"),
-    [("SmolLM2-135M.F16.gguf", "SmolLM2-135M.F16"), ("a b/c:d.gguf", "c_d"), ("모델.gguf", "모델"), ("***.gguf", "_")],
-)
-def test_scan_output_folder_is_named_after_the_model(model_name: str, folder: str) -> None:
-    assert _folder_name(Path(model_name)) == folder
-
-
-@pytest.mark.parametrize(
     ("error", "code"),
     [
         (QresError("odd", "look"), 1),
@@ -381,6 +376,7 @@ def test_demo_is_a_small_scan(capsys: pytest.CaptureFixture[str], monkeypatch: p
             rank_chunks=3,
             threads=1,
             cache=Path("mine"),
+            out=Path("reports/demo-F16"),
         )
     ]
 

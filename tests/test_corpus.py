@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qres import corpus
-from qres.corpus import MIN_TOKENS, Source, chunk
+from qres.corpus import MIN_TOKENS, Source, Tokens, chunk
 from qres.errors import InputError
 
 
@@ -197,26 +197,82 @@ def no_tokenizer(_text: bytes) -> list[int]:
 
 def test_tokens_of_ids_are_those_ids() -> None:
     ids = tuple(range(MIN_TOKENS))
-    assert corpus.tokens_of(Source("x", ids=ids), no_tokenizer, MIN_TOKENS) == list(ids)
+    assert corpus.tokens_of(Source("x", ids=ids), no_tokenizer, MIN_TOKENS) == Tokens(list(ids), MIN_TOKENS)
 
 
 def test_tokens_of_ids_beyond_the_vocabulary() -> None:
     source = Source("ids.txt", ids=(*range(MIN_TOKENS), 100))
-    assert len(corpus.tokens_of(source, no_tokenizer, 101)) == MIN_TOKENS + 1
+    assert len(corpus.tokens_of(source, no_tokenizer, 101).ids) == MIN_TOKENS + 1
     with pytest.raises(InputError, match=r"ids.txt: token id 100 is outside the model's vocabulary of 100"):
         corpus.tokens_of(source, no_tokenizer, 100)
 
 
 def test_tokens_of_text_are_the_tokenizers() -> None:
-    assert corpus.tokens_of(Source("x", text=b"ab" * 20), list, 256) == [97, 98] * 20
+    assert corpus.tokens_of(Source("x", text=b"ab" * 20), list, 256).ids == [97, 98] * 20
 
 
 def test_tokens_of_a_text_that_is_too_short() -> None:
-    assert len(corpus.tokens_of(Source("x", text=b"a" * MIN_TOKENS), list, 256)) == MIN_TOKENS
+    assert len(corpus.tokens_of(Source("x", text=b"a" * MIN_TOKENS), list, 256).ids) == MIN_TOKENS
     with pytest.raises(InputError, match=f"x has {MIN_TOKENS - 1} tokens, at least {MIN_TOKENS}"):
         corpus.tokens_of(Source("x", text=b"a" * (MIN_TOKENS - 1)), list, 256)
     with pytest.raises(InputError, match="x has 0 tokens"):
         corpus.tokens_of(Source("x", text=b" "), lambda _: [], 256)
+
+
+def test_tokens_of_a_long_text_are_those_of_its_beginning() -> None:
+    """Only as much is tokenized as is needed, cut between lines, and the rest is estimated."""
+    text = b"".join(b"%07d\n" % i for i in range(100_000))
+    seen: list[int] = []
+
+    def tokenize(part: bytes) -> list[int]:
+        assert text.startswith(part)
+        assert part.endswith(b"\n")
+        seen.append(len(part))
+        return list(part[::2])
+
+    found = corpus.tokens_of(Source("x", text=text), tokenize, 256, needed=5000)
+    assert len(seen) == 1
+    assert seen[0] < len(text) / 4
+    assert found.ids == list(text[::2])[: len(found.ids)]
+    assert len(found.ids) >= 5000
+    assert found.total == pytest.approx(len(text) / 2, rel=0.01)
+
+
+def test_tokens_of_a_text_of_long_words_are_sought_until_there_are_enough() -> None:
+    """A tokenizer that makes one token of 1000 bytes."""
+    text = b"\xc3\xa4" * 500_000
+    found = corpus.tokens_of(Source("x", text=text), lambda part: [1] * (len(part.decode()) // 500), 2, needed=300)
+    assert 300 <= len(found.ids) <= 1000
+
+
+def plan(n: int, rank: int | None, chunks: int = 8, rank_chunks: int = 4) -> corpus.Plan:
+    def source(name: str, size: int) -> Source:
+        return Source(name, ids=tuple(range(size)))
+
+    return corpus.Plan(source("own", n), None if rank is None else source("rank", rank), 64, chunks, rank_chunks)
+
+
+@pytest.mark.parametrize(
+    ("n", "rank", "report_chunks", "rank_chunks", "unused"),
+    [
+        (64 * 9, 64 * 9, 8, 4, 64),
+        (64 * 2 + 10, 64 * 9, 2, 4, 10),
+        (64 * 9, None, 5, 4, 0),  # one text serves for both: its end ranks
+        (64 * 20, None, 8, 4, 64 * 8),
+        (64 * 3, None, 2, 1, 0),
+        (64, None, 1, 1, 0),  # and where it fills one chunk only, that one does
+        (40, 64 * 9, 1, 1, 0),  # shorter than a chunk: chunks of the other text would have another graph
+    ],
+)
+def test_texts_are_cut_for_both_purposes(
+    n: int, rank: int | None, report_chunks: int, rank_chunks: int, unused: int
+) -> None:
+    found = corpus.texts(plan(n, rank), no_tokenizer, 10_000, None)
+    assert (len(found.report), len(found.rank), found.unused) == (report_chunks, rank_chunks, unused)
+    assert found.report[0][0] == 0
+    if rank is None and report_chunks > 1:
+        assert not set(found.report[-1]) & set(found.rank[0])
+    assert len({len(piece) for piece in (*found.report, *found.rank)}) == 1
 
 
 # ---------------------------------------------------------------- the built-in texts

@@ -41,6 +41,8 @@ def options(command: str) -> list[Any]:
 def default(option: Any) -> str:  # noqa: ANN401 - click's or typer's own class
     if "--threads" in option.opts:
         return "number of CPUs"
+    if isinstance(option.default, bool):
+        return "on" if option.default else "off"
     value = option.default.value if isinstance(option.default, enum.Enum) else option.default
     return "unset" if value is None else f"`{value}`"
 

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import io
 import os
 import pickle
+import re
 import struct
 import subprocess
 import sys
+import time
+import tracemalloc
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,8 +25,9 @@ from hypothesis import strategies as st
 
 from qres import gguf_file
 from qres.errors import InputError, QresError, UnsupportedError, UsageError
-from qres.gguf_file import Digest, Inventory, Tensor
-from qres.gguf_header import show
+from qres.gguf_cursor import show
+from qres.gguf_file import Digest, Inventory, Tensor, Unreadable
+from qres.gguf_header import Header, parse
 
 REPO = Path(__file__).parent.parent
 SHARED = Path(os.environ.get("QRES_SHARED", REPO.parent / "shared"))
@@ -106,6 +112,18 @@ ROWS: list[Row] = [
     ("blk.0.ffn_up.weight", (64, 2), 6, 768),  # Q5_0: 88
 ]
 VALID = build(LLAMA, ROWS, 896)
+
+
+EVERY_TYPE: dict[str, object] = {
+    "general.architecture": "qwen2",
+    **{f"t.scalar{i}": Typed(i, struct.pack(f"<{code}", 1)) for i, code in enumerate("BbHhIif?")},
+    **{f"t.scalar{i}": Typed(i, struct.pack(f"<{code}", 1)) for i, code in ((10, "Q"), (11, "q"), (12, "d"))},
+    "t.string": "text with ünïcode",
+    "t.strings": strings(["", "a", "word"]),
+    "t.floats": Typed(9, struct.pack("<IQ3f", 6, 3, 0.5, -1, 2)),
+    "t.empty": Typed(9, struct.pack("<IQ", 8, 0)),
+    "t.nested": Typed(9, struct.pack("<IQIQ2BIQ", 9, 2, 0, 2, 1, 2, 8, 1) + string("x")),
+}
 
 
 def put(folder: Path, data: bytes, name: str = "model.gguf") -> Path:
@@ -414,7 +432,7 @@ def break_split(folder: Path, how: str) -> Path:
     ("how", "message"),
     [
         ("missing", r"1 of the 3 parts .* missing, first tiny-00003-of-00003.gguf"),
-        ("renamed", r"part 2 of a model split into 3 files.*NAME-00002-of-00003.gguf"),
+        ("renamed", r"part 2 of a model split into 3 files.*call it tiny-00002-of-00003.gguf"),
         ("wrong number", r"part 2 of a model split into 3 files"),
         ("swapped", r"00003-of-00003.gguf says it is part 2 of 3, not part 3 of 3"),
         ("other set", r"says it is part 3 of 4, not part 3 of 3"),
@@ -530,21 +548,6 @@ def test_control_characters_stay_out_of_messages(tmp_path: Path) -> None:
     assert len(show("x" * 9999)) < 200
 
 
-def test_false_lengths_allocate_nothing(tmp_path: Path) -> None:
-    import tracemalloc
-
-    path = put(tmp_path, build({"a": Typed(8, struct.pack("<Q", 2**33))}))
-    with path.open("r+b") as file:
-        file.truncate(2**32)  # sparse; the string of 8 GiB still does not fit
-    tracemalloc.start()
-    try:
-        with pytest.raises(InputError, match="claims 8589934592 bytes"):
-            gguf_file.read(path)
-        assert tracemalloc.get_traced_memory()[1] < 8 << 20
-    finally:
-        tracemalloc.stop()
-
-
 def mutations() -> st.SearchStrategy[Callable[[bytes], bytes]]:
     """Cuts, changed bytes and false 64-bit numbers at any place."""
     place = st.integers(0, len(VALID) - 1)
@@ -556,6 +559,300 @@ def mutations() -> st.SearchStrategy[Callable[[bytes], bytes]]:
     cut: st.SearchStrategy[Callable[[bytes], bytes]] = place.map(lambda at: lambda data: data[:at])
     byte = st.builds(changed, place, st.binary(min_size=1, max_size=2))
     return st.one_of(cut, byte, st.builds(changed, place, number.map(lambda n: struct.pack("<Q", n))))
+
+
+# ---------------------------------------------------------------- tolerant reading
+
+
+def parsed(data: bytes) -> Header:
+    return parse(io.BytesIO(data), len(data), Path("bytes.gguf"))
+
+
+def odd(key: str, data: bytes, type_id: int = 77) -> bytes:
+    """The file with another type id, or other bytes for it, behind a key."""
+    at = data.index(string(key)) + len(string(key))
+    return data[:at] + struct.pack("<I", type_id) + data[at + 4 :]
+
+
+def test_valid_file_has_no_problems(tmp_path: Path) -> None:
+    path = put(tmp_path, VALID)
+    assert gguf_file.read(path, tolerant=True) == gguf_file.read(path)
+    assert gguf_file.read(path).problems == ()
+    assert parsed(build(EVERY_TYPE, ROWS, 896)).problems == ()
+
+
+@pytest.mark.parametrize("key", [key for key in LLAMA if key != "general.architecture"])
+def test_value_of_unknown_type_costs_nothing_else(tmp_path: Path, key: str) -> None:
+    path = put(tmp_path, odd(key, VALID))
+    found, whole = gguf_file.read(path, tolerant=True), parsed(VALID)
+    assert found.metadata == {**whole.metadata, key: Unreadable(77)}
+    assert list(found.metadata) == list(whole.metadata)
+    assert found.tensors == whole.tensors
+    (problem,) = found.problems
+    assert problem.message.endswith(f"metadata value {key!r} has the unknown value type 77")
+    with pytest.raises(InputError) as caught:
+        gguf_file.read(path)
+    assert str(caught.value) == f"{path} is {problem.message} ({problem.hint})"
+
+
+@pytest.mark.parametrize("key", list(EVERY_TYPE)[1:])
+def test_any_value_can_be_skipped(key: str) -> None:
+    whole, found = parsed(build(EVERY_TYPE, ROWS, 896)), parsed(odd(key, build(EVERY_TYPE, ROWS, 896)))
+    assert found.metadata == {**whole.metadata, key: Unreadable(77)}
+    assert found.tensors == whole.tensors
+
+
+def damaged_array(count: int | None = None, element_type: int = 8, word: bytes = b"\0\0\0\0\0\0\0\0") -> bytes:
+    """A model whose vocabulary of 2000 words, which look much like keys, is damaged in one place."""
+    words = [f"word{i}.x" for i in range(1000)] + ["", "\1", "abc", "d"] * 250
+    payload = b"".join(map(string, words)).replace(string("word500.x"), word + b"word500.x", 1)
+    tokens = Typed(9, struct.pack("<IQ", element_type, 2000 if count is None else count) + payload)
+    return build(LLAMA | {"tokenizer.ggml.tokens": tokens}, ROWS, 896)
+
+
+@pytest.mark.parametrize(
+    ("change", "type_id", "message"),
+    [
+        ({"count": 2**62}, 9, r"claims 4611686018427387904 elements in metadata value 'tokenizer.ggml.tokens'"),
+        ({"count": 2300}, 9, r"'tokenizer.ggml.tokens' needs \d+ bytes"),
+        ({"element_type": 99}, 99, "unknown value type 99"),
+        ({"word": b"\xff" * 8}, 9, r"'tokenizer.ggml.tokens' needs 18446744073709551615 bytes"),
+    ],
+)
+def test_damaged_vocabulary_costs_nothing_else(change: dict[str, Any], type_id: int, message: str) -> None:
+    whole, found = parsed(VALID), parsed(damaged_array(**change))
+    assert found.metadata == {**whole.metadata, "tokenizer.ggml.tokens": Unreadable(type_id)}
+    assert [t.name for t in found.tensors] == [t.name for t in whole.tensors]
+    assert len(found.problems) == 1
+    assert re.search(message, found.problems[0].message)
+
+
+def test_last_value_of_a_vocabulary_only_file() -> None:
+    data = odd("tokenizer.ggml.add_bos_token", build({"a.key": 1, "tokenizer.ggml.add_bos_token": True, "a.last": 2}))
+    assert parsed(data).metadata == {"a.key": 1, "tokenizer.ggml.add_bos_token": Unreadable(77), "a.last": 2}
+    data = odd("a.last", build({"a.key": 1, "a.last": 2}))
+    assert parsed(data).metadata == {"a.key": 1, "a.last": Unreadable(77)}
+
+
+def test_without_a_next_row_the_loss_is_said(tmp_path: Path) -> None:
+    far = build(LLAMA | {"llama.embedding_length": Typed(77, bytes(1 << 21))}, ROWS, 896)  # beyond the search
+    found = gguf_file.read(put(tmp_path, far), tolerant=True)
+    assert list(found.metadata)[-1] == "llama.embedding_length"
+    assert found.tensors == ()
+    assert [p.message.split(": ")[1] for p in found.problems] == [
+        "metadata value 'llama.embedding_length' has the unknown value type 77",
+        "it claims 15 metadata values and 3 tensors, 6 and 0 were found",
+    ]
+
+
+def test_repeated_and_nameless_rows_are_read_past() -> None:
+    pairs = [("a.key", 1), ("a.key", 2), ("", 3), ("b.key", 4)]
+    found = parsed(build(pairs, [*ROWS, ROWS[0], ROWS[1]], 896))
+    assert found.metadata == {"a.key": 1, "": 3, "b.key": 4}
+    assert [t.name for t in found.tensors] == [row[0] for row in ROWS]
+    assert [p.message for p in found.problems] == [
+        "damaged: metadata key 'a.key' appears twice",
+        "damaged: metadata value 3 of 4 has no key",
+        "damaged: tensor 'token_embd.weight' appears twice",
+        "damaged: tensor 'blk.0.attn_norm.weight' appears twice",
+    ]
+
+
+def test_text_that_is_not_utf8_is_no_reason_to_refuse(tmp_path: Path) -> None:
+    path = put(tmp_path, build(LLAMA | {"general.author": Typed(8, string(b"Jos\xe9"))}, ROWS, 896))
+    found = gguf_file.read(path)  # llama.cpp takes it, too
+    assert found.metadata["general.author"] == "Jos\N{REPLACEMENT CHARACTER}"
+    (problem,) = found.problems
+    assert not problem.fatal
+    assert "'general.author' holds text that is not UTF-8" in problem.message
+
+
+def test_wrong_alignment_reads_as_32() -> None:
+    found = parsed(build(LLAMA | {"general.alignment": 24}, ROWS, 896))
+    whole = parsed(build(LLAMA | {"general.alignment": 32}, ROWS, 896))
+    assert found.tensors == whole.tensors
+    assert [p.message for p in found.problems] == ["damaged: general.alignment is 24, not a power of two"]
+
+
+def test_impossible_tensors_are_rows_without_a_size() -> None:
+    rows: list[Row] = [
+        ("huge.weight", (2**40, 2**40), 0, 0),
+        ("bytes.weight", (2**61, 2), 28, 0),  # 2**62 weights, but 2**65 bytes
+        ("five.weight", (1,) * 5, 0, 0),
+        ("torn.weight", (100, 4), 12, 0),
+        ("torn2.weight", (100, 4), 12, 0),
+        ("last.weight", (4,), 0, 0),
+    ]
+    found = parsed(build(LLAMA, rows, 64))
+    assert [(t.name, t.n_weights, t.n_bytes) for t in found.tensors] == [
+        ("huge.weight", 0, None),
+        ("bytes.weight", 0, None),
+        ("torn.weight", 400, None),
+        ("torn2.weight", 400, None),
+        ("last.weight", 4, 16),
+    ]
+    assert [p.message for p in found.problems] == [
+        "damaged: tensor 'huge.weight' has the impossible shape [1099511627776, 1099511627776]",
+        "damaged: tensor 'bytes.weight' has the impossible shape [2305843009213693952, 2]",
+        "damaged: tensor 'five.weight' has 5 dimensions, at most 4 are possible",
+        "damaged or truncated: it claims 15 metadata values and 6 tensors, 15 and 5 were found",
+        "damaged: tensor 'torn.weight' has rows of 100, not a multiple of Q4_K's block of 256; 1 more such tensors",
+    ]
+
+
+def test_truncated_download_lists_every_row(tmp_path: Path) -> None:
+    found = gguf_file.read(put(tmp_path, VALID[: len(VALID) - 896 + 600]), tolerant=True)
+    assert found.tensors == parsed(VALID).tensors
+    assert found.n_weights == 448
+    (problem,) = found.problems
+    size, end = found.file_bytes, found.tensors[1].end
+    assert problem.message == (
+        f"truncated: tensor 'blk.0.attn_norm.weight' ends at byte {end}, the file has {size}; "
+        f"1 more tensors beyond it, the last up to byte {found.tensors[2].end}"
+    )
+
+
+def test_header_cut_anywhere_keeps_what_came_before() -> None:
+    whole = parsed(VALID)
+    keys, names = list(whole.metadata), [t.name for t in whole.tensors]
+    read = 0
+    for size in range(24, whole.tensors[0].offset):
+        found = parsed(VALID[:size])
+        assert found.problems, size
+        rows = len(found.metadata) + len(found.tensors)
+        assert (list(found.metadata), [t.name for t in found.tensors]) == (
+            keys[: len(found.metadata)],
+            names[: rows - len(found.metadata)],
+        )
+        assert {
+            k: v for k, v in found.metadata.items() if not isinstance(v, Unreadable)
+        }.items() <= whole.metadata.items()
+        assert rows >= read - 1, size  # a key whose value is cut off comes and may go
+        read = max(read, rows)
+    assert read == len(keys) + len(names)
+
+
+@pytest.mark.parametrize(
+    ("counts", "claim"),
+    [((2**62, 2**63), "claims"), ((3, 2**40), "claims"), ((2**40, 15), "claims"), ((5, 17), "17"), ((3, 12), "12")],
+)
+def test_false_counts_cost_no_row(counts: tuple[int, int], claim: str) -> None:
+    whole, found = parsed(VALID), parsed(build(LLAMA, ROWS, 896, counts=counts))
+    assert (found.metadata, found.tensors) == (whole.metadata, whole.tensors)
+    assert claim in found.problems[0].message
+
+
+def test_tables_of_nothing_but_problems_end_soon() -> None:
+    for data in (build(counts=(0, 10**6)) + bytes(13 * 10**6), build(counts=(10**6, 0)) + bytes(24 * 10**6)):
+        found = parsed(data)
+        assert len(found.problems) < 110
+        assert len(found.metadata) + len(found.tensors) < 110
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"GG", b"tjgg" + bytes(60), b"GGUF", VALID[:20], build(version=99), swapped(VALID)]
+)
+def test_what_is_no_gguf_is_refused_all_the_same(tmp_path: Path, data: bytes) -> None:
+    with pytest.raises((InputError, UnsupportedError)):
+        gguf_file.read(put(tmp_path, data), tolerant=True)
+    for path in (tmp_path, tmp_path / "missing"):
+        with pytest.raises(InputError):
+            gguf_file.read(path, tolerant=True)
+
+
+FALSE_LENGTHS = {
+    "tensors": build(counts=(2**63, 0)),
+    "values": build(counts=(0, 2**63)),
+    "string": build({"a": Typed(8, struct.pack("<Q", 2**33))}),
+    "string in an array": build({"a": Typed(9, struct.pack("<IQQ", 8, 1, 2**33))}),
+    "bytes": build({"a": Typed(9, struct.pack("<IQ", 0, 2**63))}),
+    "doubles": build({"a": Typed(9, struct.pack("<IQ", 12, 2**30))}),
+    "strings": build({"a": Typed(9, struct.pack("<IQ", 8, 2**29))}),
+    "arrays": build({"a": Typed(9, struct.pack("<IQ", 9, 2**28))}),
+    "nested": build({"a": Typed(9, struct.pack("<IQIQ", 9, 1, 8, 2**28))}),
+}
+
+
+@pytest.mark.parametrize("case", FALSE_LENGTHS)
+@pytest.mark.parametrize("size", [1 << 12, 1 << 32])
+def test_false_lengths_cost_neither_memory_nor_time(tmp_path: Path, case: str, size: int) -> None:
+    path = put(tmp_path, FALSE_LENGTHS[case])
+    with path.open("r+b") as file:
+        file.truncate(size)  # sparse: at 4 GiB some of the lengths fit
+    tracemalloc.start()
+    start = time.monotonic()
+    try:
+        found = gguf_file.read(path, tolerant=True)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert found.problems
+    assert peak < 16 << 20
+    assert time.monotonic() - start < 10  # some milliseconds; tracemalloc and a busy machine take their share
+
+
+def test_search_ends_soon_in_bytes_made_to_mislead(tmp_path: Path) -> None:
+    row = string("a") + b"\1"
+    data = build([(f"k{i}.", Typed(77, row * (1 << 17))) for i in range(4)], ROWS, 896)
+    start = time.monotonic()
+    assert parsed(data).problems
+    assert time.monotonic() - start < 20
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.dictionaries(
+        st.text(min_size=1, max_size=12),
+        st.one_of(
+            st.integers(0, 2**32 - 1),
+            st.booleans(),
+            st.text(max_size=20),
+            st.binary(min_size=8, max_size=8).map(lambda raw: Typed(10, raw)),
+            st.integers(-128, 127).map(lambda i: Typed(1, struct.pack("<b", i))),
+            st.integers(0, 2**16 - 1).map(lambda i: Typed(2, struct.pack("<H", i))),
+            st.lists(st.text(max_size=8), max_size=6).map(strings),
+        ),
+        max_size=8,
+    ).filter(lambda metadata: "general.alignment" not in metadata),
+    st.lists(
+        st.tuples(
+            st.text(min_size=1, max_size=12),
+            st.lists(st.integers(0, 40), max_size=4).map(tuple),
+            st.sampled_from([0, 1, 30, 200]),
+            st.just(0),
+        ),
+        max_size=6,
+        unique_by=lambda row: row[0],
+    ),
+)
+def test_every_valid_file_is_read_without_a_problem(metadata: dict[str, object], rows: list[Row]) -> None:
+    found = parsed(build(metadata, rows, 4 * 40**4))
+    assert found.problems == ()
+    assert list(found.metadata) == list(metadata)
+    assert [(t.name, t.shape, t.type_id) for t in found.tensors] == [row[:3] for row in rows]
+
+
+def seeds() -> dict[str, bytes]:
+    """Small files of every sort, to start the fuzzer from."""
+    files = {re.sub(r"\W+", "-", name): data for name, (data, _) in BROKEN.items()}
+    files |= {f"false-{name.replace(' ', '-')}": data for name, data in FALSE_LENGTHS.items()}
+    files |= {
+        "valid": VALID,
+        "valid-2": build(LLAMA, ROWS, 896, version=2),
+        "every-type": build(EVERY_TYPE, ROWS, 896),
+        "alignment-64": build(LLAMA | {"general.alignment": 64}, ROWS, 960),
+        "unknown-tensor-type": build(LLAMA, [*ROWS, ("blk.0.new.weight", (64, 2), 153, 864)], 896),
+        "every-tensor-type": build({}, [(f"t{i}", (256,), i, 0) for i in range(43)], 1024),
+        "shard-1": shard(0, 3, []),
+        "shard-2": shard(1, 3, ROWS[:2]),
+        "vocabulary": build(LLAMA),
+        "not-utf-8": build({"general.name": Typed(8, string(b"\xff\xfe"))}, ROWS, 896),
+        "lora": build({"general.type": "adapter"}, [("blk.0.attn_q.weight.lora_a", (32, 2), 1, 0)], 128),
+        "nextn-only": build(LLAMA, [("blk.2.nextn.eh_proj.weight", (32, 2), 1, 0)], 128),
+    }
+    files |= {f"odd-{key}": odd(key, VALID) for key in LLAMA}
+    files |= {f"cut-{size}": VALID[:size] for size in range(40, len(VALID), 97)}
+    return files
 
 
 @settings(max_examples=400, deadline=None)

@@ -4,29 +4,17 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
+import gguf
+import numpy as np
+import numpy.typing as npt
 import pytest
 
-from qres import gguf_file, scan
+from qres import candidates, gguf_file, scan
 from qres.errors import InputError, UnsupportedError, UsageError
 from qres.scan import ScanOptions
 from tests import tiny
-
-
-class Silent:
-    """A listener that keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-
-    def stage(self, title: str, total: int | None) -> None:
-        """Not kept."""
-
-    def step(self, done: int, total: int, doing: str = "") -> None:
-        """Not kept."""
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
 
 
 @pytest.fixture
@@ -34,32 +22,101 @@ def model(tmp_path: Path) -> Path:
     return tiny.write_llama(tmp_path / "tiny.gguf", n_layer=1)
 
 
-def candidates(model: Path, *files: Path) -> list[str]:
-    found, _ = scan._candidates(ScanOptions(model, files), gguf_file.read(model), Silent())
-    return sorted(name for name, _ in found)
+def notes() -> list[str]:
+    return []
 
 
-def test_candidates_of_two_makers_get_names_of_their_own(model: Path, tmp_path: Path) -> None:
+def write_q8(path: Path, **settings: Any) -> Path:  # noqa: ANN401 - as write_llama
+    """The tiny model with its matrices at Q8_0."""
+
+    def q8(_name: str, values: tiny.Floats) -> tuple[npt.NDArray[np.generic], gguf.GGMLQuantizationType | None]:
+        kind = gguf.GGMLQuantizationType.Q8_0
+        return (gguf.quantize(values, kind), kind) if values.ndim > 1 else (values, None)
+
+    return tiny.write_llama(path, n_layer=1, change=q8, **settings)
+
+
+# ---------------------------------------------------------------- which files
+
+
+def test_levels_of_two_makers_get_names_of_their_own(model: Path, tmp_path: Path) -> None:
+    def names(*files: Path) -> list[str]:
+        return sorted(found.name for found in candidates.from_files([gguf_file.read(path) for path in files]))
+
     files = []
     for maker in ("one", "two"):
         (tmp_path / maker).mkdir()
         files.append(Path(shutil.copy(model, tmp_path / maker / "m-F16.gguf")))
-    assert candidates(model, files[0]) == ["F16"]
-    assert candidates(model, *files) == ["F16 (one/m-F16.gguf)", "F16 (two/m-F16.gguf)"]
-    assert candidates(model, files[0], files[0]) == ["F16 (file 1)", "F16 (file 2)"]
+    assert names(files[0]) == ["F16"]
+    assert names(*files) == ["F16 (one/m-F16.gguf)", "F16 (two/m-F16.gguf)"]
+    assert names(files[0], files[0]) == ["F16 (file 1)", "F16 (file 2)"]
     other = Path(shutil.copy(model, tmp_path / "one" / "n-F16.gguf"))
-    assert candidates(model, files[0], other) == ["F16 (m-F16.gguf)", "F16 (n-F16.gguf)"]
+    assert names(files[0], other) == ["F16 (m-F16.gguf)", "F16 (n-F16.gguf)"]
 
 
-def test_candidates_say_when_one_is_the_reference(model: Path) -> None:
-    listener = Silent()
-    scan._candidates(ScanOptions(model, (model,)), gguf_file.read(model), listener)
-    assert listener.notes == ["F16 is the reference itself: every difference will be 0"]
+def test_given_say_when_one_is_the_reference(model: Path) -> None:
+    heard: list[str] = []
+    given = candidates.given(model, (model,), heard.append)
+    assert heard == ["tiny.gguf is the reference itself: every difference will be 0"]
+    assert len(given.files) == 1
 
 
-def test_levels_that_need_an_importance_matrix_are_refused(model: Path) -> None:
+def test_given_order_does_not_matter(model: Path, tmp_path: Path) -> None:
+    heard: list[str] = []
+    q8 = write_q8(tmp_path / "q8.gguf")
+    given = candidates.given(q8, (model,), heard.append)
+    assert (given.reference.path, [one.path for one in given.files]) == (model, [q8])
+    assert heard == ["Taken as the reference: tiny.gguf, the 16-bit one"]
+    assert given == candidates.given(model, (q8,), heard.append)
+    assert len(heard) == 1  # nothing to say about the usual order
+    copy = Path(shutil.copy(model, tmp_path / "copy.gguf"))
+    with pytest.raises(UsageError, match=r"q8.gguf is not 16 bit, tiny.gguf and copy.gguf are"):
+        candidates.given(q8, (model, copy), heard.append)
+
+
+def test_given_files_count_once(model: Path, tmp_path: Path) -> None:
+    heard: list[str] = []
+    q8 = write_q8(tmp_path / "q8.gguf")
+    (tmp_path / "link.gguf").symlink_to(q8)
+    (tmp_path / "hard.gguf").hardlink_to(q8)
+    given = candidates.given(model, (q8, tmp_path / "link.gguf", tmp_path / "hard.gguf", q8), heard.append)
+    assert [one.path for one in given.files] == [q8]
+    assert heard == [f"{name} was given twice: it is measured once" for name in ("link.gguf", "hard.gguf", "q8.gguf")]
+
+
+def test_given_file_of_another_fine_tune_is_remarked(model: Path, tmp_path: Path) -> None:
+    """Same shapes, same tokenizer, other norms: quantizing does not touch these."""
+
+    def tuned(name: str, values: tiny.Floats) -> tuple[npt.NDArray[np.generic], gguf.GGMLQuantizationType | None]:
+        return tiny.keep(name, values * np.float32(1.01) if name == "blk.0.ffn_norm.weight" else values)
+
+    other = tiny.write_llama(tmp_path / "other.gguf", n_layer=1, change=tuned)
+    (remark,) = candidates.given(model, (other,), notes().append).remarks
+    assert "other.gguf was not made from tiny.gguf: blk.0.ffn_norm.weight differs" in remark
+    same = write_q8(tmp_path / "q8.gguf")
+    assert candidates.given(model, (same,), notes().append).remarks == ()
+
+
+def test_given_quantized_reference_is_remarked(model: Path, tmp_path: Path) -> None:
+    (remark,) = candidates.given(write_q8(tmp_path / "q8.gguf"), (), notes().append).remarks
+    assert "not 16 bit" in remark
+
+
+def test_levels_that_cannot_be_made(model: Path, tmp_path: Path) -> None:
+    reference = gguf_file.read(model)
     with pytest.raises(UsageError, match="IQ1_S needs an importance matrix"):
-        scan._candidates(ScanOptions(model, levels=("IQ1_S",)), gguf_file.read(model), Silent())
+        candidates.wanted_levels(("IQ1_S",), reference)
+    with pytest.raises(UsageError, match="names no level"):
+        candidates.wanted_levels((), reference)
+    assert [level.name for level in candidates.wanted_levels(("q4_k", "Q4_K_M", "Q8_0"), reference)] == [
+        "Q4_K_M",
+        "Q8_0",
+    ]
+    with pytest.raises(InputError, match="no level can be made from it"):
+        candidates.wanted_levels(("Q4_K_M",), gguf_file.read(write_q8(tmp_path / "q8.gguf")))
+
+
+# ---------------------------------------------------------------- context
 
 
 @pytest.mark.parametrize(("n_ctx", "error"), [(511, UsageError), (30, UsageError), (1024, InputError)])

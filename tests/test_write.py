@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
+import shutil
 from pathlib import Path
+from typing import NamedTuple
 
+import filelock
 import pytest
 
 from qres import report, write
@@ -153,8 +157,8 @@ def test_output_folder_is_made_before_the_work_and_is_empty(tmp_path: Path) -> N
     folder = tmp_path / "a" / "b"
     with write.output_folder(folder, []):
         assert folder.is_dir()
-        assert list(folder.iterdir()) == []
-    assert folder.is_dir()
+        assert [path.name for path in folder.iterdir()] == [".qres.lock"]
+    assert list(folder.iterdir()) == []
     with write.output_folder(folder, []):  # again: it may exist
         (folder / "report.md").write_text("text")
     assert files(tmp_path) == ["a/b/report.md"]
@@ -197,10 +201,10 @@ def test_output_folder_with_a_file_in_the_way(tmp_path: Path, name: str) -> None
 
 
 def test_output_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(self: Path, *_args: object, **_kwargs: object) -> None:
-        raise PermissionError(13, "Permission denied", str(self))
+    def refuse(self: filelock.FileLock, **_kwargs: object) -> None:
+        raise PermissionError(13, "Permission denied", self.lock_file)
 
-    monkeypatch.setattr(Path, "touch", refuse)
+    monkeypatch.setattr(filelock.FileLock, "acquire", refuse)
     with (
         pytest.raises(InputError, match=r"^cannot write to .*: Permission denied"),
         write.output_folder(tmp_path, []),
@@ -214,6 +218,81 @@ def test_output_folder_without_permission(tmp_path: Path) -> None:
     folder.mkdir(mode=0o555)
     with pytest.raises(InputError, match=r"^cannot write to .*: Permission denied"), write.output_folder(folder, []):
         pytest.fail("no work is done")
+
+
+def test_output_folder_that_another_scan_uses(tmp_path: Path) -> None:
+    with write.output_folder(tmp_path / "out", []):
+        with (
+            pytest.raises(InputError, match=r"another scan is writing to .*out"),
+            write.output_folder(tmp_path / "out", []),
+        ):
+            pytest.fail("no work is done")
+        assert (tmp_path / "out").is_dir()
+    with write.output_folder(tmp_path / "out", []):
+        """Free again."""
+
+
+def test_output_folder_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(2**40, 2**40, 5 * 2**20))
+    with (
+        pytest.raises(InputError, match=r"out has 5 MiB free, the reports need up to 32"),
+        write.output_folder(tmp_path / "out", []),
+    ):
+        pytest.fail("no work is done")
+    assert files(tmp_path) == []
+
+
+class Usage(NamedTuple):
+    """As shutil.disk_usage."""
+
+    total: int
+    used: int
+    free: int
+
+
+def test_rescue_keeps_a_result(tmp_path: Path) -> None:
+    kept = write.rescue(RESULT, tmp_path / "new")
+    assert kept is not None
+    assert load(kept) == RESULT
+    (tmp_path / "file").touch()
+    assert write.rescue(RESULT, tmp_path / "file" / "below") is None
+
+
+# ---------------------------------------------------------------- the default folder
+
+
+@pytest.mark.parametrize(
+    ("model", "folder"),
+    [
+        ("SmolLM2-135M.F16.gguf", "SmolLM2-135M.F16"),
+        ("a b/c:d.gguf", "cd"),
+        ("모델 100%.gguf", "모델 100%"),
+        ("***.gguf", "model"),
+        ("..gguf", "model"),
+        ("CON.gguf", "CON_"),
+        ("m-00002-of-00003.gguf", "m"),
+        ("m", "m"),
+        ("a\nb\x1b[31m.gguf", "ab[31m"),
+    ],
+)
+def test_default_folder_is_named_after_the_model(model: str, folder: str, tmp_path: Path) -> None:
+    assert write.default_folder([Path(model)], tmp_path) == tmp_path / folder
+
+
+def test_default_folder_of_another_model_of_that_name_is_left_alone(tmp_path: Path) -> None:
+    def scanned(model: Path) -> Path:
+        folder = write.default_folder([model], tmp_path / "reports")
+        about = dataclasses.replace(RESULT.reference, path=str(model))
+        write.reports(dataclasses.replace(RESULT, reference=about), folder, ["json"])
+        return folder
+
+    one, other = tmp_path / "one" / "m.gguf", tmp_path / "other" / "m.gguf"
+    assert scanned(one).name == "m"
+    assert scanned(other).name == "m-2"
+    assert scanned(one).name == "m"
+    assert scanned(other).name == "m-2"
+    assert scanned(tmp_path / "one" / "m-00002-of-00002.gguf").name == "m"  # a shard is its model
+    assert write.default_folder([tmp_path / "new.gguf", one], tmp_path / "reports").name == "new"
 
 
 # ---------------------------------------------------------------- inputs

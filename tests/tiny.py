@@ -9,6 +9,8 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 
+from qres import corpus
+
 Floats = npt.NDArray[np.float32]
 Change = Callable[[str, Floats], tuple[npt.NDArray[np.generic], gguf.GGMLQuantizationType | None]]
 """Tensor name and values -> data to write and its type, None for the type of the data."""
@@ -29,6 +31,30 @@ def byte_tokens() -> list[str]:
 def keep(_name: str, values: Floats) -> tuple[npt.NDArray[np.generic], gguf.GGMLQuantizationType | None]:
     """Matrices as F16, vectors as F32."""
     return (values.astype(np.float16) if values.ndim > 1 else values), None
+
+
+def predictive(name: str, values: Floats) -> tuple[npt.NDArray[np.generic], gguf.GGMLQuantizationType | None]:
+    """A model that knows which byte follows which: perplexity about 15 instead of the vocabulary's 258.
+
+    Embeddings are one-hot, so that the normed last stream point is sqrt(N_EMBD) times the byte's own unit vector, and
+    the head holds the logarithms of how often each token follows it in the built-in text.
+    """
+    if name == "token_embd.weight":
+        values = np.eye(len(values), N_EMBD, dtype=np.float32) * N_EMBD**0.5
+    elif name == "output.weight":
+        values = (_follow(len(values))[:, :N_EMBD] / N_EMBD**0.5).astype(np.float32)
+    return keep(name, values)
+
+
+def _follow(n_vocab: int) -> Floats:
+    """[next token, token]: logarithm of the share; token 256 is " t", the only merge."""
+    text = (corpus.built_in("report").text or b"") + (corpus.built_in("rank").text or b"")
+    ids = np.frombuffer(text.replace(b" t", b"\xff"), dtype=np.uint8).astype(np.int64)  # 0xff is in no UTF-8 text
+    ids[ids == 255] = 256
+    counts = np.full((n_vocab, n_vocab), 0.02)
+    np.add.at(counts, (ids[1:], ids[:-1]), 1)
+    shares: Floats = np.log(counts / counts.sum(axis=0)).astype(np.float32)
+    return shares
 
 
 def write_llama(

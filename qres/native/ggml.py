@@ -99,6 +99,11 @@ def at(address: int) -> CTensor:
     return CTensor.from_address(address)
 
 
+def is_plain(address: int) -> bool:
+    """Whether `read` and `write` take the tensor: F32 and contiguous."""
+    return at(address).type == TYPE_F32 and bool(_is_contiguous(address))
+
+
 def read(address: int, out: npt.NDArray[np.float32] | None = None) -> npt.NDArray[np.float32]:
     """Copy a contiguous F32 tensor out of whatever backend holds it.
 
@@ -138,7 +143,7 @@ def write(address: int, values: npt.NDArray[np.float32]) -> None:
 
 
 def _require_plain(tensor: CTensor, address: int) -> None:
-    if tensor.type != TYPE_F32 or not _is_contiguous(address):
+    if not is_plain(address):
         raise NativeError(f"tensor {tensor.name.decode()} is not a contiguous F32 tensor (type {tensor.type})")
 
 

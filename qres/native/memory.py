@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import llama_cpp
 
@@ -28,15 +30,12 @@ class ContextMemory:
     """Scratch buffers for a batch of 512 tokens."""
 
 
-def context_memory(path: Path, contexts: Sequence[int]) -> tuple[ContextMemory, ...]:
-    """Memory of contexts of several lengths; nothing is allocated, llama.cpp only lays the buffers out.
-
-    Args:
-        path: Model file.
-        contexts: Context lengths in tokens.
+@contextmanager
+def layout(path: Path) -> Iterator[Any]:
+    """A model laid out but not loaded: llama.cpp checks every tensor's name and shape, and allocates nothing.
 
     Raises:
-        NativeError: llama.cpp refused the model or the context.
+        NativeError: llama.cpp refuses the model.
     """
     params = llama_cpp.llama_model_default_params()
     params.no_alloc = True
@@ -47,12 +46,17 @@ def context_memory(path: Path, contexts: Sequence[int]) -> tuple[ContextMemory, 
     if not model:
         raise NativeError(f"llama.cpp cannot load {path.name}: {log.reason()}")
     try:
-        return tuple(_measure(model, n_ctx) for n_ctx in contexts)
+        yield model
     finally:
         llama_cpp.llama_model_free(model)
 
 
-def _measure(model: llama_cpp.llama_model_p, n_ctx: int) -> ContextMemory:
+def context_memory(model: Any, n_ctx: int) -> ContextMemory:  # noqa: ANN401 - an opaque ctypes pointer
+    """Memory of a context of a model from `layout`; buffers are laid out, not allocated.
+
+    Raises:
+        NativeError: llama.cpp refuses the context.
+    """
     params = llama_cpp.llama_context_default_params()
     params.n_ctx = n_ctx
     log.clear()

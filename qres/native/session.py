@@ -1,4 +1,4 @@
-"""Owner of one llama.cpp model, its context and its eval callback: tokenize, decode, logits.
+"""Owner of one llama.cpp model, its context and its eval callback: decode, logits.
 
 The callback obeys docs/facts.md, 5 and 18: it never raises (an exception is stored and raised after the decode),
 always returns a bool, is kept alive as long as the context, and the memory is cleared before every chunk.
@@ -20,7 +20,7 @@ import llama_cpp
 import numpy as np
 import numpy.typing as npt
 
-from qres.errors import InputError, NativeError, UnsupportedError
+from qres.errors import NativeError, UnsupportedError
 from qres.native.graph import Graph, Recorder
 
 Floats = npt.NDArray[np.float32]
@@ -100,6 +100,19 @@ def system_info() -> str:
     return str(llama_cpp.llama_print_system_info().decode().strip())
 
 
+def require_backend(n_gpu_layers: int) -> None:
+    """Refuse layers for a GPU that llama.cpp cannot use.
+
+    Raises:
+        UnsupportedError: it was built without a GPU backend.
+    """
+    if n_gpu_layers and not llama_cpp.llama_supports_gpu_offload():
+        raise UnsupportedError(
+            "the installed llama-cpp-python was built without a GPU backend",
+            "leave --n-gpu-layers out, or build it with one",
+        )
+
+
 class Session:
     """A loaded model with a context. Use as a context manager; frees the context before the model."""
 
@@ -122,8 +135,7 @@ class Session:
         self._stack = ExitStack()
         try:
             self._model: Any = share._model if share else self._load_model()
-            self._vocab = llama_cpp.llama_model_get_vocab(self._model)
-            self.n_vocab = int(llama_cpp.llama_vocab_n_tokens(self._vocab))
+            self.n_vocab = int(llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model)))
             self.n_embd = int(llama_cpp.llama_model_n_embd(self._model))
             self.n_layer = int(llama_cpp.llama_model_n_layer(self._model))
             self.n_ctx_train = int(llama_cpp.llama_model_n_ctx_train(self._model))
@@ -133,11 +145,7 @@ class Session:
             raise
 
     def _load_model(self) -> Any:  # noqa: ANN401 - an opaque ctypes pointer
-        if self.options.n_gpu_layers and not llama_cpp.llama_supports_gpu_offload():
-            raise UnsupportedError(
-                "the installed llama-cpp-python was built without a GPU backend",
-                "leave --n-gpu-layers out, or build it with one",
-            )
+        require_backend(self.options.n_gpu_layers)
         log.clear()
         params = llama_cpp.llama_model_default_params()
         params.n_gpu_layers = self.options.n_gpu_layers
@@ -180,22 +188,6 @@ class Session:
         """Free batch, context and model, in this order."""
         self._stack.close()
 
-    def tokenize(self, text: bytes) -> list[int]:
-        """Token ids of UTF-8 text, with BOS where the model's rule wants one; special tokens in the text stay text."""
-        capacity = len(text) + 8
-        out = (llama_cpp.llama_token * capacity)()
-        n = llama_cpp.llama_tokenize(self._vocab, text, len(text), out, capacity, True, False)
-        if n < 0:
-            raise InputError(f"the text cannot be tokenized by {self.path.name} (llama.cpp returned {n})")
-        return list(out[:n])
-
-    def bos(self) -> int | None:
-        """The token every chunk starts with, or None when the model adds none."""
-        if not llama_cpp.llama_vocab_get_add_bos(self._vocab):
-            return None
-        token = int(llama_cpp.llama_vocab_bos(self._vocab))
-        return token if token >= 0 else None
-
     def decode(self, tokens: Sequence[int], tap: Tap | None = None, start: int = 0) -> Floats:
         """Run the model over tokens at positions start, start+1, ...
 
@@ -210,7 +202,7 @@ class Session:
         Raises:
             NativeError: the decode failed, or computed no logits.
         """
-        self._run(tokens, tap, start)
+        self.run(tokens, tap, start)
         logits = llama_cpp.llama_get_logits(self._context)
         if not logits:
             raise NativeError(f"{self.path.name}: llama.cpp computed no logits")
@@ -225,10 +217,11 @@ class Session:
     def record(self, tokens: Sequence[int]) -> Graph:
         """The compute graph of decoding these tokens."""
         tap = _RecordTap()
-        self._run(tokens, tap, 0)
+        self.run(tokens, tap)
         return tap.recorder.graph()
 
-    def _run(self, tokens: Sequence[int], tap: Tap | None, start: int) -> None:
+    def run(self, tokens: Sequence[int], tap: Tap | None, start: int = 0) -> None:
+        """As `decode`, for who wants the tap's findings and not the logits, whatever these are."""
         if not 0 < len(tokens) <= self.options.n_ctx:  # llama.cpp would abort the process (docs/facts.md, 17)
             raise NativeError(f"{len(tokens)} tokens do not fit a batch of {self.options.n_ctx}")
         if start == 0:
@@ -285,4 +278,4 @@ class _RecordTap:
         """Never called: nothing is asked for."""
 
 
-__all__ = ["Floats", "Session", "SessionOptions", "Tap", "log", "system_info"]
+__all__ = ["Floats", "Session", "SessionOptions", "Tap", "log", "require_backend", "system_info"]

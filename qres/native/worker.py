@@ -1,8 +1,9 @@
 """Runs native work in a child process, so that an abort or a segfault in llama.cpp becomes one readable line.
 
-The child gets a picklable function and arguments; events and the result come back over a pipe. Its standard error goes
-to a temporary file, whose last lines explain a crash (GGML_ASSERT prints there and nowhere else); QRES_DEBUG=1 shows
-all of it. The child ends when the parent does, however the parent dies; Ctrl-C in the parent kills the child at once.
+The child gets a picklable function and arguments; events and the result come back over a pipe. Its standard error
+comes over another one, whose last lines explain a crash (GGML_ASSERT prints there and nowhere else); QRES_DEBUG=1 shows
+all of it. Nothing is written to disk. The child ends when the parent does, however the parent dies; Ctrl-C in the
+parent kills the child at once.
 """
 
 from __future__ import annotations
@@ -12,21 +13,25 @@ import os
 import re
 import signal
 import sys
-import tempfile
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from qres.errors import NativeError, QresError
+from qres.errors import CrashError, NativeError, QresError
 
 Emit = Callable[[object], None]
 """Sends one picklable event to the parent."""
 
 _T = TypeVar("_T")
 _P = ParamSpec("_P")
+
+_LOG_BYTES = 1 << 18
+"""Of the child's last words are kept."""
+_PATIENCE_S = 5.0
+"""For the rest of a dead child's log."""
 
 
 def run(
@@ -45,32 +50,81 @@ def run(
 
     Raises:
         QresError: as `work` raised it.
-        NativeError: the child died; the message has the signal and llama.cpp's last words.
+        CrashError: the child died; the message has the signal and llama.cpp's last words.
     """
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
-    with tempfile.TemporaryDirectory(prefix="qres-") as folder:
-        log = Path(folder) / "native.log"
-        child = context.Process(target=_child, args=(sender, log, work, args, kwargs))
+    log_receiver, log_sender = context.Pipe(duplex=False)
+    child = context.Process(target=_child, args=(sender, log_sender, work, args, kwargs))
+    with _interrupts_wait():
         child.start()
-        sender.close()
-        try:
-            outcome = _receive(receiver, on_event)
-            child.join()
-        finally:
-            if child.is_alive():  # an interrupt, or an error in on_event
-                child.kill()
-            child.join()
-            receiver.close()
-            if os.environ.get("QRES_DEBUG") and log.exists():
-                sys.stderr.write(log.read_text(errors="replace"))
-        if outcome is None:
-            raise _crash(child.exitcode, log)
+    sender.close()
+    log_sender.close()
+    log = _Log(log_receiver)
+    try:
+        outcome = _receive(receiver, on_event)
+        child.join()
+    finally:
+        if child.is_alive():  # an interrupt, or an error in on_event
+            child.kill()
+        child.join()
+        receiver.close()
+        log.close()
+        if os.environ.get("QRES_DEBUG"):
+            sys.stderr.write(log.text())
+    if outcome is None:
+        raise _crash(child.exitcode, log.text())
     kind, value = outcome
     if kind == "error":
         raise value
     result: _T = value
     return result
+
+
+@contextmanager
+def _interrupts_wait() -> Iterator[None]:
+    """Hold Ctrl-C back while the child starts: it inherits the mask and never sees one; the parent decides."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+class _Log:
+    """The end of what the child wrote to standard error, collected as it comes: a full pipe would stop the child."""
+
+    def __init__(self, receiver: Connection) -> None:
+        self._receiver = receiver
+        self._tail = b""
+        self._thread = threading.Thread(target=self._collect, daemon=True)
+        self._thread.start()
+
+    def _collect(self) -> None:
+        with suppress(OSError):
+            while piece := os.read(_descriptor(self._receiver), 1 << 16):
+                self._tail = (self._tail + piece)[-_LOG_BYTES:]
+
+    def close(self) -> None:
+        """Wait for the end of the log."""
+        self._thread.join(_PATIENCE_S)
+        if not self._thread.is_alive():  # else someone the child started still holds the pipe
+            self._receiver.close()
+
+    def text(self) -> str:
+        """What was collected."""
+        return self._tail.decode(errors="replace")
+
+
+def _descriptor(connection: Connection) -> int:
+    if sys.platform == "win32":
+        import msvcrt
+
+        return msvcrt.open_osfhandle(connection.fileno(), 0)
+    return connection.fileno()
 
 
 def _receive(receiver: Connection, on_event: Callable[[Any], None]) -> tuple[str, Any] | None:
@@ -86,12 +140,15 @@ def _receive(receiver: Connection, on_event: Callable[[Any], None]) -> tuple[str
 
 
 def _child(
-    sender: Connection, log: Path, work: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]
+    sender: Connection,
+    log: Connection,
+    work: Callable[..., object],
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
 ) -> None:
     os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # ggml_abort would start a debugger for a stack nobody reads
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(descriptor, 2)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.dup2(_descriptor(log), 2)
     sys.stderr = os.fdopen(2, "w", errors="replace", closefd=False)
     threading.Thread(target=_die_with_parent, daemon=True).start()
     try:
@@ -123,14 +180,14 @@ _ABORT = re.compile(r"(?:^|/)([\w.-]+\.(?:cpp|cc|c|cu|h|hpp|m|mm):\d+: .*)")
 _SPEAKING = re.compile(r"error|fail|what\(\)|not enough|out of", re.IGNORECASE)
 
 
-def _crash(exitcode: int | None, log: Path) -> NativeError:
+def _crash(exitcode: int | None, log: str) -> CrashError:
     """What a dead child's exit code and log say."""
-    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+    lines = log.splitlines()
     aborts = [match[1] for match in map(_ABORT.search, lines) if match]
     telling = aborts or [line.strip() for line in lines if _SPEAKING.search(line)]
     words = telling[-1] if telling else (lines[-1].strip() if lines else "no message")
     if exitcode is not None and exitcode < 0:
         name = signal.Signals(-exitcode).name
         hint = "the system may have run out of memory" if name == "SIGKILL" else ""
-        return NativeError(f"llama.cpp died with {name}: {words}", hint)
-    return NativeError(f"the native process ended with status {exitcode}: {words}")
+        return CrashError(f"llama.cpp died with {name}: {words}", hint, killed=name in {"SIGKILL", "SIGTERM"})
+    return CrashError(f"the native process ended with status {exitcode}: {words}")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from qres.levels import F16_MAX
 from qres.records import Level, Reference, Result
-from qres.report.formatting import count, fixed, mib, percent, significant
+from qres.report.formatting import NA, count, fixed, mib, percent, significant
 from qres.report.table import Column, Table, number, table, text
 
 
@@ -50,6 +51,78 @@ def fallbacks(level: Level) -> Table:
         "so the file's bits per weight are not what its name says.",
         folded=size > 8,
     )
+
+
+def non_finite(result: Result) -> Table:
+    """Where values stop being finite."""
+    columns = (
+        Column("model", "text"),
+        Column("unit", "text"),
+        Column("operation", "code"),
+        Column("with", "code"),
+        Column("first token", "text"),
+        Column("its input reaches"),
+        Column("broken tensors in the file", "code"),
+    )
+    rows = (
+        (
+            text(found.model),
+            text(found.unit or (f"layer {found.layer}" if found.layer is not None else None)),
+            text(found.operation),
+            text(found.tensor or None),
+            text(f"{NA if found.token is None else found.token}, {found.where}"),
+            number(found.input_absmax, significant(found.input_absmax)),
+            text(", ".join(found.broken_weights) or "none"),
+        )
+        for found in result.non_finite
+    )
+    note = (
+        "The first computation whose output is not finite, on the first chunk where that happened. A broken tensor "
+        "must be made or fetched again; an input beyond 65,504 overflows where a matmul is done in 16-bit float."
+    )
+    return table("non-finite", "Values that are not finite", columns, rows, note=note)
+
+
+def extremes(result: Result) -> Table:
+    """Magnitudes that 16-bit float holds barely or not at all."""
+    columns = (
+        Column("what", "text"),
+        Column("name", "code"),
+        Column("layer", "text"),
+        Column("largest magnitude"),
+        Column("of the F16 range"),
+    )
+    said = {"weight": "a weight", "input": "what it is multiplied with", "stream": "the stream"}
+    rows = (
+        (
+            text(said.get(row.what, row.what)),
+            text(row.name),
+            text(None if row.layer is None else str(row.layer)),
+            number(row.absmax, significant(row.absmax)),
+            number(row.absmax / F16_MAX, percent(row.absmax / F16_MAX, 0)),
+        )
+        for row in result.extremes
+    )
+    note = (
+        "Beyond half of 65,504, the largest 16-bit float, in the reference. What stays at 16 bit there should be BF16, "
+        "which has the range of 32-bit float."
+    )
+    return table("extremes", "Values near or beyond 16-bit float", columns, rows, note=note)
+
+
+def shared(result: Result) -> Table:
+    """Matrices that two levels hold alike."""
+    columns = (Column("levels", "text"), Column("identical matrices"), Column("MiB"))
+    rows = (
+        (
+            text(f"{row.a} and {row.b}"),
+            number(row.tensors, f"{count(row.tensors)} of {count(row.of)}"),
+            number(row.bytes, mib(row.bytes)),
+        )
+        for row in result.shared
+    )
+    note = "Byte for byte the same in both files: whatever differs between the two levels is in the other matrices."
+    return table("shared", "Matrices that two files share", columns, rows, note=note)
 
 
 def skipped(result: Result) -> Table:

@@ -49,6 +49,7 @@ def sections(result: Result) -> tuple[Section, ...]:
     """Every section of the report that has something in it, below the verdict."""
     found = (
         _levels(result),
+        Section("numbers", "Numbers to mind", _filled(file_tables.non_finite(result), file_tables.extremes(result))),
         _keep(result),
         _devices(result),
         _units(result),
@@ -123,7 +124,9 @@ def _output(result: Result) -> Section:
 
 def _files(result: Result) -> Section:
     fallbacks = (file_tables.fallbacks(level) for level in result.levels)
-    return Section("files", "What the files hold", _filled(file_tables.types(result), *fallbacks))
+    return Section(
+        "files", "What the files hold", _filled(file_tables.types(result), *fallbacks, file_tables.shared(result))
+    )
 
 
 def _figure(name: str, result: Result) -> Figure:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from qres import assemble, corpus, gguf_file
+from qres import gguf_file
 from qres.errors import NativeError, QresError
 from qres.job import Job, Measured
 from qres.native import worker
-from tests import archs
+from tests import archs, jobs
 
 pytestmark = pytest.mark.model
 
@@ -25,24 +25,9 @@ MULTI_STREAM = {"deepseek4-moe", "glm5-next-moe", "hy_v4-moe", "kimi-k3-moe"}
 
 def job_for(model: Path, level: Path, all_units: bool = False) -> Job:
     """One chunk of 64 ids that ranks and reports."""
-    reference, candidate = gguf_file.read(model), gguf_file.read(level)
-    ids = tuple((7 * i * i + 3 * i + 1) % min(reference.n_vocab or 128, 128) for i in range(64))
-    return Job(
-        reference=assemble.model_file("reference", reference),
-        types_16bit=assemble.types_16bit(reference),
-        bytes_16bit=assemble.bytes_16bit(reference),
-        bytes_q8_0=assemble.bytes_q8_0(reference),
-        levels=(assemble.model_file("Q4_K_M", candidate),),
-        n_ctx=64,
-        chunks=1,
-        rank_chunks=1,
-        threads=1,  # more spin on each other's barriers longer than such a model computes
-        n_gpu_layers=0,
-        all_units=all_units,
-        with_noise_floor=False,
-        text=corpus.Source("ids", ids=ids),
-        rank_text=None,
-    )
+    n_vocab = gguf_file.read(model).n_vocab or 128
+    ids = tuple((7 * i * i + 3 * i + 1) % min(n_vocab, 128) for i in range(64))
+    return jobs.job(model, {"Q4_K_M": level}, jobs.one_chunk(ids), all_units=all_units)
 
 
 def measure_all(emit: Callable[[object], None], names: list[str], folder: Path) -> None:

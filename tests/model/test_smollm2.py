@@ -11,13 +11,14 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from qres import assemble, corpus, demo, gguf_file
+from qres import corpus, demo
 from qres.errors import InputError
 from qres.job import Job, Measured
 from qres.measure import measure
 from qres.metrics import OutputStats, score, score_reference
 from qres.native.quantizer import quantize
-from tests import archs
+from qres.native.vocabulary import vocabulary
+from tests import archs, jobs
 
 pytestmark = pytest.mark.model
 
@@ -46,32 +47,20 @@ def expected() -> dict[str, Any]:
     return found
 
 
-def job(folder: Path, names: list[str], text: corpus.Source, **changes: object) -> Job:
-    reference = gguf_file.read(folder / "f16.gguf")
-    options: dict[str, Any] = {
-        "reference": assemble.model_file("reference", reference),
-        "types_16bit": assemble.types_16bit(reference),
-        "bytes_16bit": assemble.bytes_16bit(reference),
-        "bytes_q8_0": assemble.bytes_q8_0(reference),
-        "levels": tuple(assemble.model_file(n, gguf_file.read(folder / f"{n}.gguf")) for n in names),
-        "n_ctx": 512,
-        "chunks": None,
-        "rank_chunks": 1,
-        "threads": 2,
-        "n_gpu_layers": 0,
-        "all_units": False,
-        "with_noise_floor": True,
-        "text": text,
-        "rank_text": corpus.built_in("rank"),
-    }
-    return Job(**{**options, **changes})
+def job(folder: Path, names: list[str], text: corpus.Source, chunks: int, **changes: Any) -> Job:  # noqa: ANN401
+    """Levels against the reference on a text, ranked on one chunk of the built-in one."""
+    with vocabulary(folder / "f16.gguf") as words:
+        plan = corpus.Plan(text, corpus.built_in("rank"), 512, chunks, 1)
+        texts = corpus.texts(plan, words.tokenize, words.n_tokens, words.bos())
+    levels = {name: folder / f"{name}.gguf" for name in names}
+    return jobs.job(folder / "f16.gguf", levels, texts, threads=2, **changes)
 
 
 @pytest.fixture(scope="module")
 def measured(folder: Path, expected: dict[str, Any]) -> Measured:
     """All three levels on the text that llama-perplexity read."""
     text = corpus.read_text(archs.need("models/check.txt"))
-    return measure(lambda _: None, job(folder, list(LEVELS), text))
+    return measure(lambda _: None, job(folder, list(LEVELS), text, 10_000, with_noise_floor=True))
 
 
 def test_smollm2_files_are_the_expected_ones(folder: Path, expected: dict[str, Any]) -> None:
@@ -150,7 +139,7 @@ def test_smollm2_noise_floor_is_far_below_every_level(measured: Measured) -> Non
 def test_smollm2_single_damages_add_up(folder: Path) -> None:
     """Every unit alone, on one chunk: the sum is within 15 % of the level's own damage there."""
     text = corpus.built_in("report")
-    found = measure(lambda _: None, job(folder, ["Q4_K_M"], text, chunks=1, all_units=True, with_noise_floor=False))
+    found = measure(lambda _: None, job(folder, ["Q4_K_M"], text, 1, all_units=True))
     level = found.levels[0]
     assert level.additivity is not None
     assert all(unit.kld is not None for unit in level.units)

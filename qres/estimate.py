@@ -1,0 +1,121 @@
+"""What a scan will need of disk and memory, before it begins: from shapes alone, to within about a quarter."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from qres import gguf_file
+from qres.gguf_file import Inventory
+from qres.levels import TYPE_TRAITS, Level
+
+GIB = 2**30
+_PROCESSES = 300 * 2**20
+"""Two Python processes with numpy and llama.cpp's library."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Bytes needed, and there."""
+
+    files: int
+    """Of all models: mapped, so the system may drop and reread what does not fit."""
+    memory: int
+    """Beside the files."""
+    memory_available: int
+    disk: int
+    """For levels that are to be made."""
+    disk_free: int
+
+    @property
+    def warning(self) -> str:
+        """What will not fit; empty when all does."""
+        if self.memory > self.memory_available:
+            return (
+                f"This scan needs about {_size(self.memory)} of memory beside the models, "
+                f"{_size(self.memory_available)} are available: use a smaller --n-ctx or fewer levels at a time"
+            )
+        if self.files + self.memory > self.memory_available:
+            return (
+                f"The models take {_size(self.files)} and the scan about {_size(self.memory)} more, "
+                f"{_size(self.memory_available)} of memory are available: the files will be read again and again"
+            )
+        return ""
+
+    def __str__(self) -> str:
+        text = (
+            f"Needs about {_size(self.memory)} of memory beside {_size(self.files)} of model files "
+            f"({_size(self.memory_available)} available)"
+        )
+        return f"{text} and {_size(self.disk)} of disk ({_size(self.disk_free)} free)" if self.disk else text
+
+
+def estimate(
+    reference: Inventory,
+    given: Sequence[Inventory],
+    wanted: Sequence[Level],
+    n_ctx: int,
+    context: tuple[int, int] | None,
+    cache: Path,
+) -> Estimate:
+    """What comparing these files, or making and comparing these levels, will take.
+
+    Per model: logits of one chunk in llama.cpp's buffer, and its context. Once: the reference's distribution, its
+    logits and those of the noise floor; the stream of the reference and of one level; and one error per branch and
+    level.
+
+    Args:
+        reference: The 16-bit model.
+        given: Quantized files.
+        wanted: Levels to make instead.
+        n_ctx: Tokens per chunk.
+        context: Bytes of one context's cache and compute buffers, by llama.cpp; None when not known.
+        cache: Where levels are made.
+    """
+    made = [level_bytes(reference, level) for level in wanted]
+    levels = [inventory.tensor_bytes for inventory in given] or made
+    count = len(levels)
+    logits = 4 * n_ctx * reference.n_vocab * (count + 4)
+    branches = 2 * reference.n_layer
+    point = 4 * n_ctx * reference.n_embd
+    stream = point * (2 * (2 * branches + 1) + count * (branches + 1))
+    repacked = sum(levels)  # llama.cpp copies what it lays out anew for the CPU: nearly everything that is quantized
+    return Estimate(
+        files=reference.file_bytes + sum(levels),
+        memory=_PROCESSES + logits + stream + repacked + (count + 2) * sum(context or ()),
+        memory_available=psutil.virtual_memory().available,
+        disk=sum(made),
+        disk_free=_free(cache),
+    )
+
+
+def level_bytes(reference: Inventory, level: Level) -> int:
+    """About what a level will take: its base type for every matrix, fallbacks included, and 6 bits for the head.
+
+    llama.cpp's recipes also give some tensors more; that is a few percent.
+    """
+    fallback = TYPE_TRAITS[level.base]
+    total = 0
+    for tensor in reference.tensors:
+        if tensor.n_dims < 2 or tensor.row % 32:
+            total += tensor.n_bytes or 0
+            continue
+        size = gguf_file.bytes_at(tensor, level.base)
+        if tensor.name in ("output.weight", "token_embd.weight") and fallback.block_size > 1:
+            size = max(size, gguf_file.bytes_at(tensor, "Q6_K"))
+        total += size
+    return total
+
+
+def _free(folder: Path) -> int:
+    """Of the first folder above that exists."""
+    there = next((path for path in (folder, *folder.resolve().parents) if path.exists()), Path.cwd())
+    return shutil.disk_usage(there).free
+
+
+def _size(n_bytes: int) -> str:
+    return f"{n_bytes / GIB:.1f} GiB" if n_bytes >= GIB else f"{n_bytes / 2**20:.0f} MiB"

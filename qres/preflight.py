@@ -1,0 +1,46 @@
+"""What can be found out about a scan in a second, before anything large is made or loaded: runs in the worker process.
+
+Wrong texts, a missing GPU backend and a model that llama.cpp refuses end the scan here instead of after minutes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from qres import corpus
+from qres.errors import NativeError
+from qres.job import Preflight
+from qres.native.memory import context_memory, layout
+from qres.native.session import require_backend
+from qres.native.vocabulary import vocabulary
+
+
+def preflight(
+    _emit: Callable[[object], None], model: Path, plan: corpus.Plan, contexts: Sequence[int], n_gpu_layers: int
+) -> Preflight:
+    """Check that llama.cpp takes the model and the settings, tokenize the texts, and lay out contexts.
+
+    Args:
+        model: The reference.
+        plan: Its texts.
+        contexts: Context lengths to lay out, in tokens.
+        n_gpu_layers: As asked for.
+
+    Raises:
+        InputError: a text that cannot be used.
+        UnsupportedError: no GPU backend.
+        NativeError: llama.cpp refuses the model.
+    """
+    require_backend(n_gpu_layers)
+    with vocabulary(model) as words:
+        texts = corpus.texts(plan, words.tokenize, words.n_tokens, words.bos())
+    memory: dict[int, tuple[int, int]] = {}
+    with layout(model) as laid_out:
+        try:
+            for n_ctx in contexts:
+                found = context_memory(laid_out, n_ctx)
+                memory[n_ctx] = (found.cache_bytes, found.compute_bytes)
+        except NativeError as error:  # the model can be measured without knowing what it would need elsewhere
+            return Preflight(texts, memory, error.message)
+    return Preflight(texts, memory, "")
