@@ -254,8 +254,8 @@ def _out_of_range(extremes: Sequence[Extreme]) -> str:
         "input": f"{worst.name} is given values up to",
         "stream": f"The stream reaches, at {worst.name},",
     }[worst.what]
-    beyond = sum(row.absmax > F16_MAX for row in extremes)
-    more = f" {len(extremes)} tensors or stream points are beyond half of that, {beyond} beyond all of it."
+    others = len(extremes) - 1
+    more = f" {others} more magnitude{'s are' if others > 1 else ' is'} beyond half of that." if others else ""
     return (
         f"{what} {worst.absmax:,.0f}; 16-bit float ends at {F16_MAX:,.0f}.{more} Keep such layers at BF16: back ends "
         "that compute in F16 can overflow there."

@@ -8,7 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Protocol
 
-from qres import gguf_file, level_cache, levels
+from qres import claims, gguf_file, level_cache, levels
 from qres.errors import InputError, NativeError, UsageError
 from qres.findings import SharedTensors
 from qres.gguf_cursor import show
@@ -77,6 +77,10 @@ def given(model: Path, files: Sequence[Path], note: Note) -> Given:
         first = full[0]
         note(f"Taken as the reference: {first.path.name}, the 16-bit one")
     gguf_file.require_language_model(first, "reference")
+    for one in (first, *others):
+        disagreement = claims.level_disagreement(one)
+        if disagreement:
+            remarks.append(f"{one.path.name}: {disagreement}.")
     for other in others:
         _require_same_model(first, other)
         if other.path.samefile(first.path):
@@ -129,7 +133,7 @@ def from_files(files: Sequence[Inventory]) -> list[Candidate]:
 
     The file type alone where it is enough, else with the file's name, its folder, or a running number.
     """
-    kinds = [inventory.file_type or inventory.path.stem for inventory in files]
+    kinds = [_kind(inventory) for inventory in files]
     for naming in (
         lambda kind, _path, _i: kind,
         lambda kind, path, _i: f"{kind} ({path.name})",
@@ -140,6 +144,13 @@ def from_files(files: Sequence[Inventory]) -> list[Candidate]:
         if len(set(names)) == len(names):
             break
     return _by_size(Candidate(show(name), inventory) for name, inventory in zip(names, files, strict=True))
+
+
+def _kind(inventory: Inventory) -> str:
+    """The level that a file claims to be, unless it holds something else."""
+    if claims.level_disagreement(inventory):
+        return claims.main_type(inventory)
+    return inventory.file_type or inventory.path.stem
 
 
 def _by_size(candidates: Iterable[Candidate]) -> list[Candidate]:

@@ -54,8 +54,9 @@ def tokenizer_difference(reference: Inventory, quantized: Inventory) -> str | No
 def _array_difference(key: str, reference: tuple[Inventory, Digest], quantized: tuple[Inventory, Digest]) -> str:
     """How two arrays with different digests differ: in length, in type, or in which element first."""
     ours, theirs = reference[1], quantized[1]
+    unit = "bytes" if ours.element_type == "byte" else "entries"
     if ours.length != theirs.length:
-        return f"{key} has {ours.length} entries in the reference, {theirs.length} in the quantized file"
+        return f"{key} has {ours.length} {unit} in the reference, {theirs.length} in the quantized file"
     if ours.element_type != theirs.element_type:
         return f"{key} holds {ours.element_type} in the reference, {theirs.element_type} in the quantized file"
     if ours.element_type not in ("array", "byte"):
@@ -67,7 +68,7 @@ def _array_difference(key: str, reference: tuple[Inventory, Digest], quantized: 
                     return f"{key}[{index}] is {said[0]} in the reference, {said[1]} in the quantized file"
         except OSError as error:
             raise _unreadable(error) from error
-    return f"{key} has {ours.length} entries in both files, but not the same ones"
+    return f"{key} has {ours.length} {unit} in both files, but not the same ones"
 
 
 def _said(value: Value | None) -> str:

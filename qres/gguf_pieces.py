@@ -13,14 +13,17 @@ from pathlib import Path
 
 from qres.gguf_cursor import Problem, show
 
-# .gguf.part1of2 .gguf.part-aa .gguf-split-a .gguf.1of2 .gguf.001 .gguf.aa .ggufaa; but .gguf.1 is a second download.
+# .gguf.part1of2 .gguf.part-aa .gguf-split-a .gguf.partaa | .gguf.1of2 .gguf.001 .gguf.aa .ggufaa
+# But not .gguf.1, a second download, nor .gguf.part and .gguf.partial, unfinished ones.
 _PIECE = re.compile(
-    r"(?P<whole>.+\.gguf)(?P<mark>[._-]?(?:part|split)[._-]?(?=\d{1,5}|[a-z]{1,3})"
+    r"(?P<whole>.+\.gguf)"
+    r"(?P<mark>[._-]?(?:part|split)(?:[._-](?=\d|[a-z]{1,2}$)|(?=\d|[a-z]{2}$))"
     r"|[._-]?(?=\d{1,5}[._-]?of|\d{2,5}$|a[a-z]{1,2}$))"
     r"(?P<piece>\d{1,5}|[a-z]{1,3})(?P<end>[._-]?of[._-]?(?P<count>\d{1,5}))?",
-    re.DOTALL | re.IGNORECASE,
+    re.DOTALL | re.IGNORECASE | re.ASCII,
 )
-_MAX_NAMES = 10  # in one list of a message; the command has all
+_MAX_NAMES = 10  # in one list of a message
+_MAX_ARGUMENTS = 700  # of the command: `split` makes up to 676 pieces
 
 
 @dataclass(frozen=True)
@@ -69,11 +72,13 @@ def piece_problem(path: Path) -> Problem | None:
     pieces = _pieces(path, match)
     there = [pieces.name(i) for i in pieces.indices if i in pieces.found]
     missing = [pieces.name(i) for i in pieces.indices if i not in pieces.found]
-    what = f"one piece of {show(pieces.whole)}, cut into {pieces.count or 'some'} pieces; found: {_list(there)}"
+    cut = f"cut into {pieces.count} pieces" if pieces.count else "a file that was cut"
+    what = f"one piece of {show(pieces.whole)}, {cut}; found: {_list(there)}"
     if missing:
         what += f"; missing: {_list(missing)}"
-    names = " ".join(shlex.quote(pieces.name(i)) for i in pieces.indices)
-    command = f"cat {names} > {shlex.quote(pieces.whole)}"
+    names = " ".join(shlex.quote(pieces.name(i)) for i in pieces.indices[:_MAX_ARGUMENTS])
+    more = " ..." if len(pieces.indices) > _MAX_ARGUMENTS else ""
+    command = f"cat {names}{more} > {shlex.quote(pieces.whole)}"
     hint = f"get the missing pieces, then join them: {command}" if missing else f"join them: {command}"
     if path.with_name(pieces.whole).exists():
         hint = f"{pieces.whole} lies beside it: give that file"
@@ -91,7 +96,7 @@ def _pieces(path: Path, match: re.Match[str]) -> _Set:
     except OSError:  # a folder may be searchable without being readable
         names = []
     found = {}
-    for name in {*names, path.name}:
+    for name in (*names, path.name):
         other = _PIECE.fullmatch(name)
         if other and _style(other) == _style(match):
             found[_index(other["piece"])] = other["piece"]

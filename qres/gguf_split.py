@@ -17,9 +17,10 @@ from qres.gguf_pieces import piece_problem
 from qres.gguf_tensor import Tensor
 from qres.gguf_values import Value
 
-_SHARD = re.compile(r"(?P<prefix>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)  # llama_split_path
+# As llama_split_path writes it.
+_SHARD = re.compile(r"(?P<prefix>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL | re.ASCII)
 # What browsers and copies make of such a name: "x-00001-of-00003 (1).gguf", "x-00001-of-00003.gguf.1".
-_RENAMED = re.compile(r"(?P<prefix>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?:\D.*)?\.gguf.*", re.DOTALL)
+_RENAMED = re.compile(r"(?P<prefix>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?:\D.*)?\.gguf.*", re.DOTALL | re.ASCII)
 _MAX_NAMES = 10  # in one message
 _OTHER_SETS = "the parts come from different sets, or were renamed: get them again"
 
@@ -109,6 +110,8 @@ def _find(path: Path, number: int, count: int) -> tuple[dict[int, Path], list[Pr
         Number -> file, in order, of those that are there; `path` alone where its name does not lead to the others. And
         what is wrong with the names.
     """
+    if number > count:
+        return {number: path}, [Problem(f"damaged: it says it is part {number} of {count}", _OTHER_SETS)]
     prefix = _prefix(path, number, count)
     right = f"{prefix or 'NAME'}-{number:05d}-of-{count:05d}.gguf"
     problems = []

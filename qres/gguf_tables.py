@@ -69,7 +69,7 @@ class _Tables:
         while self._metadata_follows():
             index = self._n_values + 1
             cursor.where = f"metadata value {index} of {self._claimed_values}"
-            row = start = cursor.at
+            row_at = value_at = cursor.at
             key = type_id = None
             try:
                 key = self._name()
@@ -78,18 +78,18 @@ class _Tables:
                     self._note(damage(twice if key else f"{cursor.where} has no key").problem)
                 cursor.where = f"metadata value {show(key)!r}"
                 type_id = cursor.number("<I")
-                start = cursor.at
+                value_at = cursor.at
                 value = read_value(cursor, type_id)
                 if isinstance(value, bytes):
                     value = self._decoded(value)
             except DamageError as error:
                 value = Unreadable(error.type_id if isinstance(error, UnknownTypeError) else type_id or 0)
                 is_last = self._trust_values and index == self._claimed_values
-                if self._recover(error, (start, cursor.at), metadata=not is_last, tensors=self._claimed_tensors):
+                if self._recover(error, (value_at, cursor.at), metadata=not is_last, tensors=self._claimed_tensors):
                     return
             if key is not None and type_id is not None:
                 self._n_values += 1
-                self._last = None if key in self.metadata else (row, key)
+                self._last = None if key in self.metadata else (row_at, key)
                 self.metadata.setdefault(key, value)
 
     def read_rows(self) -> None:

@@ -131,7 +131,8 @@ def reports(result: Result, folder: Path, formats: Collection[str], target: Path
     Raises:
         InputError: a file cannot be written.
     """
-    from qres.report import render_html, render_markdown
+    from qres.report.html import render_html
+    from qres.report.markdown import render_markdown
 
     written: dict[str, Path] = {}
     for kind in (name for name in NAMES if name in formats):

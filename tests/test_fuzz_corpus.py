@@ -9,6 +9,7 @@ import pytest
 from tests import fuzz_header
 from tests.test_gguf_file import seeds
 
+SEEDS = seeds()
 CORPUS = sorted((Path(__file__).parent / "fuzz_corpus").iterdir())
 
 
@@ -17,9 +18,9 @@ def test_corpus(path: Path) -> None:
     fuzz_header.check(path.read_bytes())
 
 
-@pytest.mark.parametrize("name", seeds())
+@pytest.mark.parametrize("name", SEEDS)
 def test_seeds(name: str) -> None:
-    fuzz_header.check(seeds()[name])
+    fuzz_header.check(SEEDS[name])
 
 
 def test_corpus_reaches_whole_files() -> None:

@@ -11,6 +11,7 @@ import re
 import struct
 import subprocess
 import sys
+import tempfile
 import time
 import tracemalloc
 from collections.abc import Callable, Mapping, Sequence
@@ -48,7 +49,7 @@ def string(text: str | bytes) -> bytes:
     return struct.pack("<Q", len(raw)) + raw
 
 
-def strings(texts: Sequence[str]) -> Typed:
+def strings(texts: Sequence[str | bytes]) -> Typed:
     return Typed(9, struct.pack("<IQ", 8, len(texts)) + b"".join(map(string, texts)))
 
 
@@ -444,6 +445,240 @@ def break_split(folder: Path, how: str) -> Path:
 def test_broken_split(tmp_path: Path, how: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         gguf_file.read(break_split(tmp_path, how))
+
+
+def test_split_set_has_the_numbers_of_the_single_file(tmp_path: Path) -> None:
+    split = gguf_file.read(put_split(tmp_path)[1])
+    single = gguf_file.read(put(tmp_path, VALID, "single.gguf"))
+    for name in (
+        *("n_weights", "tensor_bytes", "bpw", "types", "tied_head", "is_16bit"),
+        *("version", "kind", "architecture", "name", "file_type", "n_layer", "n_embd", "n_ctx_train", "n_vocab"),
+    ):
+        assert getattr(split, name) == getattr(single, name), name
+    assert split.metadata.keys() - single.metadata.keys() == {"split.no", "split.count", "split.tensors.count"}
+    assert gguf_file.shape_difference(single, split) is None
+    assert gguf_file.tokenizer_difference(single, split) is None
+    assert [f.tensor for f in gguf_file.fallbacks(split)] == [f.tensor for f in gguf_file.fallbacks(single)]
+
+
+@pytest.mark.parametrize("missing", [(1,), (3,), (1, 2), (2, 3)])
+def test_missing_parts_are_named_and_the_rest_is_listed(tmp_path: Path, missing: tuple[int, ...]) -> None:
+    paths = put_split(tmp_path)
+    for number in missing:
+        paths[number - 1].unlink()
+    present = [path for path in paths if path.exists()]
+    names = ", then ".join(paths[number - 1].name for number in missing)
+    with pytest.raises(InputError, match=f"{len(missing)} of the 3 parts of the set (is|are) missing, first {names} "):
+        gguf_file.read(present[-1])
+    found = gguf_file.read(present[-1], tolerant=True)
+    assert found.shards == tuple(present)
+    assert found.path == present[0]
+    assert found.architecture == ("llama" if 1 not in missing else "")
+    assert [found.shards[t.shard] for t in found.tensors] == [p for p in [paths[1]] * 2 + [paths[2]] if p in present]
+    (problem,) = found.problems
+    assert problem.message.endswith(f"missing, first {names}")
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+@pytest.mark.parametrize("ending", [" (1).gguf", ".gguf.1", "(2).gguf", " - Copy.gguf", ".gguf (1)"])
+def test_part_renamed_by_a_browser(tmp_path: Path, number: int, ending: str) -> None:
+    paths = put_split(tmp_path)
+    whole = gguf_file.read(paths[0])
+    right = paths[number - 1]
+    renamed = right.rename(tmp_path / (right.name.removesuffix(".gguf") + ending))
+    with pytest.raises(InputError, match=f"part {number} of a model split into 3 .*call it {right.name}, beside"):
+        gguf_file.read(renamed)
+    other = paths[number % 3]
+    with pytest.raises(InputError) as caught:
+        gguf_file.read(other)
+    assert (
+        caught.value.message == f"{other} is incomplete: {right.name} is missing, but {renamed.name!r} lies beside it"
+    )
+    assert caught.value.hint == f"if its download is complete, call it {right.name}"
+    for asked in (renamed, other):
+        found = gguf_file.read(asked, tolerant=True)
+        assert [t.name for t in found.tensors] == [t.name for t in whole.tensors]
+        assert len(found.problems) == 1
+        assert renamed in found.shards
+
+
+def test_second_download_of_a_part(tmp_path: Path) -> None:
+    paths = put_split(tmp_path)
+    copy = put(tmp_path, paths[1].read_bytes(), "tiny-00002-of-00003 (1).gguf")
+    with pytest.raises(InputError, match=r"name does not say so \(tiny-00002-of-00003.gguf lies beside it: give that"):
+        gguf_file.read(copy)
+    assert gguf_file.read(paths[1]).shards == tuple(paths)  # which the copy does not disturb
+
+
+def test_part_that_cannot_be_read_does_not_hide_the_others(tmp_path: Path) -> None:
+    paths = put_split(tmp_path)
+    paths[1].write_bytes(b"<!doctype html>")
+    paths[2].write_bytes(paths[2].read_bytes()[:-1024])
+    found = gguf_file.read(paths[0], tolerant=True)
+    assert found.shards == (paths[0], paths[2])
+    assert [t.name for t in found.tensors] == ["blk.0.ffn_up.weight"]
+    assert [p.message for p in found.problems] == [
+        f"incomplete: {paths[1]} is a web page, not a GGUF file",
+        f"truncated: tensor 'blk.0.ffn_up.weight' ends at byte {found.tensors[0].end}, the file has "
+        f"{paths[2].stat().st_size} (in {paths[2].name})",
+    ]
+    with pytest.raises(InputError, match="web page"):
+        gguf_file.read(paths[0])
+
+
+def test_part_beyond_the_set(tmp_path: Path) -> None:
+    for i, data in enumerate([shard(0, 3, []), shard(1, 3, ROWS[:1]), shard(8, 3, ROWS[1:2])]):
+        path = put(tmp_path, data, f"tiny-{i + 1:05d}-of-00003.gguf")
+    with pytest.raises(InputError, match="damaged: it says it is part 9 of 3"):
+        gguf_file.read(path)
+    found = gguf_file.read(path, tolerant=True)
+    assert [t.name for t in found.tensors] == ["blk.0.attn_norm.weight"]
+
+
+def test_tensor_of_two_parts_is_listed_once(tmp_path: Path) -> None:
+    found = gguf_file.read(break_split(tmp_path, "twice"), tolerant=True)
+    assert [t.name for t in found.tensors] == ["token_embd.weight", "blk.0.attn_norm.weight"]
+    assert len(found.problems) == 1
+
+
+@pytest.mark.parametrize("count", [2**40, 70000])
+def test_absurd_number_of_parts(tmp_path: Path, count: int) -> None:
+    data = build(LLAMA | {"split.count": Typed(10, struct.pack("<Q", count))}, ROWS, 1024)
+    path = put(tmp_path, data, "tiny-00001-of-70000.gguf")
+    found = gguf_file.read(path, tolerant=True)
+    assert found.shards == (path,)
+    assert all(len(problem.message) < 600 for problem in found.problems)
+
+
+# ---------------------------------------------------------------- pieces of a cut file
+
+
+def cut(folder: Path, names: Sequence[str]) -> list[Path]:
+    size = -(-len(VALID) // len(names))
+    return [put(folder, VALID[i * size : (i + 1) * size], name) for i, name in enumerate(names)]
+
+
+PIECES = {
+    "part1of2": ["m.gguf.part1of2", "m.gguf.part2of2"],
+    "part10of11": [f"m.gguf.part{i}of11" for i in range(1, 12)],
+    "part-aa": ["m.gguf.part-aa", "m.gguf.part-ab", "m.gguf.part-ac"],
+    "split-a": ["m.gguf-split-a", "m.gguf-split-b"],
+    "001": ["m.gguf.001", "m.gguf.002", "m.gguf.003"],
+    "00": ["m.gguf.00", "m.gguf.01"],
+    "aa": ["m.gguf.aa", "m.gguf.ab"],
+    "partaa": ["m.gguf.partaa", "m.gguf.partab"],
+    "ggufaa": ["m.ggufaa", "m.ggufab"],
+    "1of2": ["m.gguf.1of2", "m.gguf.2of2"],
+    "space": ["my model.gguf.part1of2", "my model.gguf.part2of2"],
+}
+
+
+@pytest.mark.parametrize("style", PIECES)
+def test_pieces_come_with_the_command_that_joins_them(tmp_path: Path, style: str) -> None:
+    paths = cut(tmp_path, PIECES[style])
+    put(tmp_path, b"", "other.gguf.part1of2")
+    for path in paths:
+        with pytest.raises(InputError, match="is one piece of") as caught:
+            gguf_file.read(path)
+        assert "missing" not in caught.value.message
+        assert all(name in caught.value.message for name in PIECES[style][:10])
+    command = caught.value.hint.removeprefix("join them: ")
+    subprocess.run(command, shell=True, check=True, cwd=tmp_path)
+    whole = tmp_path / command.split(" > ")[1].strip("'")
+    assert whole.read_bytes() == VALID
+    with pytest.raises(InputError, match=f"{whole.name} lies beside it: give that"):
+        gguf_file.read(paths[1])
+
+
+@pytest.mark.parametrize(
+    ("style", "gone", "missing"),
+    [
+        ("part1of2", [1], ["m.gguf.part2of2"]),
+        ("part10of11", [0, 4, 10], ["m.gguf.part1of11", "m.gguf.part5of11", "m.gguf.part11of11"]),
+        ("part-aa", [0], ["m.gguf.part-aa"]),
+        ("part-aa", [1], ["m.gguf.part-ab"]),
+        ("001", [0], ["m.gguf.001"]),
+    ],
+)
+def test_missing_pieces_are_named(tmp_path: Path, style: str, gone: list[int], missing: list[str]) -> None:
+    paths = cut(tmp_path, PIECES[style])
+    for index in gone:
+        paths[index].unlink()
+    with pytest.raises(InputError) as caught:
+        gguf_file.read(next(path for path in paths if path.exists()))
+    assert caught.value.message.endswith(f"; missing: {', '.join(missing)}")
+    assert caught.value.hint.startswith(f"get the missing pieces, then join them: cat {PIECES[style][0]} ")
+
+
+def test_first_piece_has_the_whole_inventory(tmp_path: Path) -> None:
+    first, _ = cut(tmp_path, PIECES["split-a"])
+    found = gguf_file.read(first, tolerant=True)
+    assert found.metadata == parsed(VALID).metadata
+    assert found.problems[0].message.startswith("one piece of m.gguf")
+    assert len(found.problems) >= 2
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("m.gguf.1", VALID[:-200], "truncated"),
+        ("m.gguf.gz", gzip.compress(VALID), "gzip"),
+        ("m.gguf.tmp", bytes(90), "zeros"),
+        ("m.gguf.part", VALID[:-200], "truncated"),
+        ("m.gguf.partial", VALID[:-200], "truncated"),
+        ("m.gguf.download", VALID[:-200], "truncated"),
+        ("m.gguf.part\N{KELVIN SIGN}\N{LATIN SMALL LETTER LONG S}", VALID[:-200], "truncated"),  # of no [a-z]
+        ("m.001", bytes(90), "zeros"),
+    ],
+)
+def test_other_endings_are_no_pieces(tmp_path: Path, name: str, data: bytes, message: str) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        gguf_file.read(put(tmp_path, data, name))
+    assert "piece" not in str(caught.value)
+
+
+def test_command_for_very_many_pieces_stays_short(tmp_path: Path) -> None:
+    with pytest.raises(InputError) as caught:
+        gguf_file.read(put(tmp_path, b"middle", "m.gguf.part9of99999"))
+    assert len(str(caught.value)) < 20_000
+
+
+def test_whole_file_with_the_name_of_a_piece(tmp_path: Path) -> None:
+    assert gguf_file.read(put(tmp_path, VALID, "m.gguf.part1of2")).problems == ()
+
+
+NAME_PARTS = [
+    *("m", "-00001-of-00003", "-00002-of-00003", "-00003-of-00003", "-99999-of-00000", "-00000-of-00003", ".gguf"),
+    *(".part", "part", "-split-", "aa", "ab", "a", "b", "1", "2", "001", "of", "3", " (1)", ".1", ".", "-", "_"),
+    *("\n", "'", "$(x)", "é", "\udcff", "\N{ARABIC-INDIC DIGIT THREE}", "\N{KELVIN SIGN}"),
+]
+CONTENTS = [
+    *(VALID, VALID[:900], VALID[:-300], b"junk" * 9, b"", b"<html>"),
+    *(shard(0, 3, []), shard(1, 3, ROWS[:2]), shard(1, 3, ROWS[:2])[:300], shard(2, 3, ROWS[2:]), shard(5, 3, ROWS)),
+]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.dictionaries(
+        st.lists(st.sampled_from(NAME_PARTS), min_size=1, max_size=5).map(lambda parts: "m" + "".join(parts)),
+        st.sampled_from(CONTENTS),
+        min_size=1,
+        max_size=5,
+    )
+)
+def test_any_names_beside_each_other(files: dict[str, bytes]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [put(Path(folder), data, name) for name, data in files.items()]
+        for path in paths:
+            try:
+                found = gguf_file.read(path, tolerant=True)
+            except QresError as error:
+                text = str(error)
+            else:
+                text = "".join(problem.message + problem.hint for problem in found.problems)
+                assert all(tensor.shard < len(found.shards) for tensor in found.tensors)
+            assert text.isprintable()
 
 
 # ---------------------------------------------------------------- what is not a usable file
@@ -900,6 +1135,13 @@ def test_any_damage_gives_an_inventory_or_an_explanation(
         ({"general.architecture": "t5"}, ROWS, "encoder_decoder", UnsupportedError, "encoder-decoder"),
         ({"general.architecture": "wavtokenizer-dec"}, ROWS, "audio", UnsupportedError, "speech"),
         ({"general.architecture": "eagle3"}, ROWS, "draft", UnsupportedError, "target model"),
+        ({"general.architecture": "dflash"}, ROWS, "draft", UnsupportedError, "target model"),
+        ({"general.architecture": "gemma4-assistant"}, ROWS, "draft", UnsupportedError, "target model"),
+        ({}, [ROWS[0], ("blk.2.nextn.eh_proj.weight", (64, 2), 1, 512)], "draft", UnsupportedError, "target model"),
+        ({}, [("blk.2.attn_q.weight", (64, 2), 1, 512)], "draft", UnsupportedError, "target model"),
+        ({}, [*ROWS, ("blk.2.nextn.eh_proj.weight", (64, 2), 1, 1024)], "model", None, ""),  # the model with its head
+        ({"llama.nextn_predict_layers": 0}, [ROWS[0], ("blk.2.attn_q.weight", (64, 2), 1, 512)], "model", None, ""),
+        ({}, ROWS[:1], "model", None, ""),  # no block at all says nothing
         ({"general.architecture": "flux"}, ROWS[1:], "other", UnsupportedError, "token_embd"),
         ({"general.architecture": "llada", "llada.attention.causal": False}, ROWS, "diffusion", None, ""),
         ({"general.architecture": ""}, ROWS, "model", InputError, "does not name its architecture"),
@@ -938,7 +1180,7 @@ def test_file_without_tensors_or_vocabulary(tmp_path: Path) -> None:
         ({"tokenizer.ggml.padding_token_id": 3}, None),
         ({"tokenizer.ggml.pre": "llama-bpe"}, "pre is 'qwen2' in the reference, 'llama-bpe' in the quantized file"),
         ({"tokenizer.ggml.tokens": strings(["a", "b"])}, "tokens has 4 entries in the reference, 2 in the quantized"),
-        ({"tokenizer.ggml.tokens": strings(["a", "b", "", "e"])}, "4 entries in both files, but not the same"),
+        ({"tokenizer.ggml.tokens": strings(["a", "b", "", "e"])}, "tokens[3] is 'é' in the reference, 'e' in the"),
         ({"tokenizer.ggml.merges": "none"}, "merges is a list of 1 in the reference, 'none'"),
         ({"tokenizer.ggml.bos_token_id": 2}, "bos_token_id is 1 in the reference, 2 "),
         ({"tokenizer.ggml.add_bos_token": False}, "add_bos_token is True in the reference, False"),
@@ -946,7 +1188,8 @@ def test_file_without_tensors_or_vocabulary(tmp_path: Path) -> None:
     ],
 )
 def test_tokenizer_difference(tmp_path: Path, change: dict[str, object], expected: str | None) -> None:
-    found = gguf_file.tokenizer_difference(inventory(tmp_path), inventory(tmp_path, LLAMA | change))
+    other = gguf_file.read(put(tmp_path, build(LLAMA | change, ROWS, 896), "other.gguf"))
+    found = gguf_file.tokenizer_difference(inventory(tmp_path), other)
     assert (found is None) if expected is None else (found is not None and expected in found)
 
 
@@ -981,6 +1224,141 @@ def test_shape_difference(
 def test_architecture_difference(tmp_path: Path) -> None:
     other = inventory(tmp_path, LLAMA | {"general.architecture": "qwen2"})
     assert "'llama' in the reference, 'qwen2'" in (gguf_file.shape_difference(inventory(tmp_path), other) or "")
+
+
+def test_layer_difference(tmp_path: Path) -> None:
+    other = inventory(tmp_path, LLAMA | {"llama.block_count": 30}, ROWS[:1])
+    assert gguf_file.shape_difference(inventory(tmp_path), other) == (
+        "the model has 2 layers in the reference, 29 in the quantized file"
+    )
+    unknown = inventory(tmp_path, {"general.architecture": "llama"})
+    assert gguf_file.shape_difference(inventory(tmp_path), unknown) is None
+
+
+def floats(items: Sequence[float], code: str = "f", type_id: int = 6) -> Typed:
+    return Typed(9, struct.pack(f"<IQ{len(items)}{code}", type_id, len(items), *items))
+
+
+@pytest.mark.parametrize(
+    ("key", "ours", "theirs", "expected"),
+    [
+        ("tokens", strings(["a", "b", "\n"]), strings(["a", "b", "\t"]), r"[2] is '\n' in the reference, '\t' in the"),
+        ("tokens", strings(["a"]), strings([b"\xff"]), r"[0] is 'a' in the reference, b'\xff' in the quantized file"),
+        ("tokens", strings(["x" * 999, "y"]), strings(["x" * 999, "z"]), "[1] is 'y' in the reference, 'z' in the"),
+        ("tokens", strings(["x" * 999]), strings(["y" * 999]), f"xxx...{'x' * 49}' in the reference, 'yyy"),
+        ("tokens", strings(["x" * (1 << 20) + "y"]), strings(["x" * (1 << 20) + "z"]), " has 1 entries in both files,"),
+        ("scores", floats([0, 1.5]), floats([0, 2.5]), "[1] is 1.5 in the reference, 2.5 in the quantized file"),
+        ("scores", floats([0.0]), floats([-0.0]), "[0] is 0.0 in the reference, -0.0 in the quantized file"),
+        ("scores", floats([1.0]), floats([1.0], "d", 12), " holds float32 in the reference, float64 in the quantized"),
+        ("token_type", floats([1, 3], "i", 5), floats([1, 4], "i", 5), "[1] is 3 in the reference, 4 in the quantized"),
+        ("pre", "a" * (1 << 21), "a" * (1 << 21) + "b", " has 2097152 bytes in the reference, 2097153 in the"),
+        ("pre", "a" * (1 << 21), "b" * (1 << 21), " has 2097152 bytes in both files, but not the same"),
+    ],
+)
+def test_first_differing_entry(tmp_path: Path, key: str, ours: object, theirs: object, expected: str) -> None:
+    full = f"tokenizer.ggml.{key}"
+    files = [
+        put(tmp_path, build(LLAMA | {full: item}, ROWS, 896), f"{i}.gguf") for i, item in enumerate((ours, theirs))
+    ]
+    found = gguf_file.tokenizer_difference(*map(gguf_file.read, files))
+    assert found is not None
+    assert found.startswith(full)
+    assert expected in found
+    assert len(found) < 400
+
+
+def test_first_differing_entry_of_a_split_model(tmp_path: Path) -> None:
+    reference = gguf_file.read(put_split(tmp_path)[2])
+    other = put(
+        tmp_path, build(LLAMA | {"tokenizer.ggml.tokens": strings(["a", "c", "", "é"])}, ROWS, 896), "other.gguf"
+    )
+    assert gguf_file.tokenizer_difference(reference, gguf_file.read(other)) == (
+        "tokenizer.ggml.tokens[1] is 'b' in the reference, 'c' in the quantized file"
+    )
+
+
+def test_long_vocabularies_are_compared_without_lists(tmp_path: Path) -> None:
+    words = [f"token {i}" for i in range(200_000)]
+    files = [
+        put(tmp_path, build(LLAMA | {"tokenizer.ggml.tokens": strings([*words, last])}, ROWS, 896), f"{last}.gguf")
+        for last in ("this", "that")
+    ]
+    pair = [gguf_file.read(path) for path in files]
+    tracemalloc.start()
+    try:
+        assert "tokens[200000] is 'this' in the reference, 'that'" in (gguf_file.tokenizer_difference(*pair) or "")
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_vanished_file_is_an_input_error(tmp_path: Path) -> None:
+    first = inventory(tmp_path)
+    path = put(
+        tmp_path, build(LLAMA | {"tokenizer.ggml.tokens": strings(["a", "b", "", "e"])}, ROWS, 896), "other.gguf"
+    )
+    second = gguf_file.read(path)
+    path.unlink()
+    for compare in (gguf_file.tokenizer_difference, gguf_file.vector_difference, gguf_file.shared_tensors):
+        with pytest.raises(InputError, match=r"cannot read .*other\.gguf"):
+            compare(first, second)
+
+
+def with_data(folder: Path, name: str, changes: Mapping[str, bytes], rows: Sequence[Row] = ROWS) -> Inventory:
+    """A file whose tensors are zeros but for what `changes` puts at the end of some of them."""
+    path = put(folder, build(LLAMA, rows, 1 << 22), name)
+    found = gguf_file.read(path)
+    data = bytearray(path.read_bytes())
+    for tensor in found.tensors:
+        end = changes.get(tensor.name, b"")
+        data[tensor.end - len(end) : tensor.end] = end
+    path.write_bytes(data)
+    return found
+
+
+BIG: list[Row] = [("token_embd.weight", (1024, 1024), 1, 0), ("blk.0.attn_norm.weight", (64,), 0, 1 << 21)]
+
+
+def test_vector_difference(tmp_path: Path) -> None:
+    reference = with_data(tmp_path, "a", {"blk.0.attn_norm.weight": b"\1"})
+    same = with_data(tmp_path, "b", {"blk.0.attn_norm.weight": b"\1", "token_embd.weight": b"\2"})
+    other = with_data(tmp_path, "c", {"blk.0.attn_norm.weight": b"\2"})
+    assert gguf_file.vector_difference(reference, same) is None
+    assert gguf_file.vector_difference(reference, other) == "blk.0.attn_norm.weight"
+    for row in (
+        ("blk.0.attn_norm.weight", (64,), 1, 512),  # F16: not left alone, so nothing can be said
+        ("blk.0.attn_norm.weight", (32,), 0, 512),
+        ("blk.1.attn_norm.weight", (64,), 0, 512),
+    ):
+        rows = [ROWS[0], row, ROWS[2]]
+        assert gguf_file.vector_difference(reference, with_data(tmp_path, "d", {row[0]: b"\2"}, rows)) is None
+
+
+def test_vector_difference_over_shards(tmp_path: Path) -> None:
+    split = gguf_file.read(put_split(tmp_path)[0])
+    assert gguf_file.vector_difference(split, with_data(tmp_path, "a", {})) is None
+    assert gguf_file.vector_difference(split, with_data(tmp_path, "b", {ROWS[1][0]: b"\1"})) == ROWS[1][0]
+
+
+def test_shared_tensors(tmp_path: Path) -> None:
+    first = with_data(tmp_path, "a", {"blk.0.ffn_up.weight": b"\1"})
+    second = with_data(tmp_path, "b", {"blk.0.ffn_up.weight": b"\2", "blk.0.attn_norm.weight": b"\1"})
+    found = gguf_file.shared_tensors(first, second)
+    assert (found.tensors, found.of, found.bytes) == (1, 2, 512)  # the embedding; vectors do not count
+    found = gguf_file.shared_tensors(first, first)
+    assert (found.tensors, found.of, found.bytes) == (2, 2, 600)
+    other_type = with_data(tmp_path, "c", {}, [("token_embd.weight", (64, 4), 30, 0), *ROWS[1:2]])
+    found = gguf_file.shared_tensors(first, other_type)
+    assert (found.tensors, found.of, found.bytes) == (0, 1, 0)
+
+
+def test_tensors_are_compared_to_their_last_byte(tmp_path: Path) -> None:
+    first, same = (with_data(tmp_path, name, {}, BIG) for name in "ab")
+    last = with_data(tmp_path, "c", {"token_embd.weight": b"\1"}, BIG)
+    behind = with_data(tmp_path, "d", {"blk.0.attn_norm.weight": b"\1"}, BIG)
+    assert gguf_file.shared_tensors(first, same).bytes == 1 << 21
+    assert gguf_file.shared_tensors(first, last).tensors == 0
+    assert gguf_file.shared_tensors(first, behind).tensors == 1
 
 
 def test_content_digest(tmp_path: Path) -> None:

@@ -132,7 +132,7 @@ ALLOWED: dict[str, set[str]] = {
     "advice": {"metrics", "records"},
     "deploy": {"advice", "records"},
     "estimate": {"gguf_file", "levels"},
-    "candidates": {"errors", "findings", "gguf_cursor", "gguf_file", "level_cache", "levels", "records"},
+    "candidates": {"claims", "errors", "findings", "gguf_cursor", "gguf_file", "level_cache", "levels", "records"},
     "assemble": {
         "",
         "advice",
@@ -182,6 +182,7 @@ ALLOWED: dict[str, set[str]] = {
     "progress": {"records", "report"},
     "inspect_view": {"bpw_gap", "gguf_file", "inspection", "progress", "records", "report", "tensor_values"},
     "cli": {
+        "",
         "demo",
         "errors",
         "gguf_file",

@@ -33,7 +33,7 @@ from qres.gguf_file import Inventory, Tensor
 from qres.metrics import RESOLUTION, Doubles, Floats, OutputStats, Quantiles, Scored, TokenScores
 from qres.records import Keep, Output
 
-searched = settings(deadline=None, max_examples=150, derandomize=True)
+searched = settings(deadline=None, max_examples=100, derandomize=True)
 
 UNIT = 2.0**-24
 """Largest relative error of one float32 rounding."""
@@ -473,7 +473,9 @@ def test_histogram_holds_every_value_in_its_place(values: list[float], per_decad
     assert [b / a for a, b in itertools.pairwise(edges)] == pytest.approx(
         [10 ** (1 / per_decade)] * len(counts), rel=1e-3
     )
-    # Zeros are in the lowest bin. Edges have four digits, and a value stands for its fine bin.
+    # Edges have four digits, and a value stands for its fine bin.
+    above = [value for value in values if value >= 1e-12]
+    assert not above or edges[0] * 0.997 <= min(above) <= edges[1] * 1.003  # zeros are in the lowest bin, not below it
     for k, edge in enumerate(edges):
         below = sum(counts[:k])
         if k:
@@ -507,7 +509,7 @@ def test_spearman_is_scipys_and_sees_ranks_only(points: list[tuple[int, float]],
 # ---------------------------------------------------------------- the choice of types
 
 MAKEABLE = [traits.name for traits in levels.TYPE_TRAITS.values() if not traits.removed]
-TYPES = st.sampled_from(MAKEABLE)
+REMOVED = [traits.name for traits in levels.TYPE_TRAITS.values() if traits.removed]
 ROWS = st.builds(int.__mul__, st.integers(1, 80), st.sampled_from([1, 31, 32, 64, 128, 160, 256]))
 """Row lengths, most of which hold whole blocks of some type."""
 GGUF_PY_DIFFERS = {"Q8_1", "Q2_0"}
@@ -527,26 +529,26 @@ def fitting(name: str, row: int) -> str | None:
 
 
 @searched
-@given(TYPES, ROWS)
-def test_fitting_type_always_fits(name: str, row: int) -> None:
-    found = fitting(name, row)
-    if found is None:  # only the few types whose larger blocks llama.cpp has nothing in place of
-        assert name in {"Q8_K", "NVFP4", "Q1_0"}
-        assert row % levels.TYPE_TRAITS[name].block_size
-        return
-    assert row % levels.TYPE_TRAITS[found].block_size == 0
-    assert levels.fitting_type(found, row) == found
-    assert bits(found) >= bits(name)  # what stands in never has fewer bits
-    if row % levels.TYPE_TRAITS[name].block_size == 0:
-        assert found == name
-    elif found == "F16":  # the last resort: nothing in blocks was left
-        assert row % 32
-    else:
-        assert found == levels.FALLBACK[name]
+@given(ROWS)
+def test_fitting_type_always_fits(row: int) -> None:
+    for name in MAKEABLE:
+        block = levels.TYPE_TRAITS[name].block_size
+        found = fitting(name, row)
+        if found is None:  # only the few types whose larger blocks llama.cpp has nothing in place of
+            assert name in {"Q8_K", "NVFP4", "Q1_0"}
+            assert row % block
+            continue
+        assert row % levels.TYPE_TRAITS[found].block_size == 0
+        assert levels.fitting_type(found, row) == found
+        if row % block == 0:
+            assert found == name
+            continue
+        assert bits(found) > bits(name)  # what stands in never has fewer bits
+        assert found == "F16" if row % 32 else found == levels.FALLBACK[name]  # F16 where no blocks fit any more
 
 
 @searched
-@given(st.one_of(st.text(max_size=12), TYPES.map(str.lower), st.sampled_from(levels.LEVELS).map(lambda x: x.name)))
+@given(st.one_of(st.text(max_size=12), st.sampled_from([*REMOVED, *map(str.lower, MAKEABLE), *levels.LEVELS_BY_NAME])))
 def test_fitting_type_takes_known_types_only(name: str) -> None:
     assume(name not in MAKEABLE)
     with pytest.raises(UsageError, match="unknown tensor type"):
@@ -554,27 +556,30 @@ def test_fitting_type_takes_known_types_only(name: str) -> None:
 
 
 @searched
-@given(TYPES, ROWS, st.lists(st.integers(1, 3000), max_size=3))
-def test_bytes_at_are_those_of_gguf_py(name: str, row: int, rest: list[int]) -> None:
-    found = fitting(name, row)
-    assume(found is not None and found not in GGUF_PY_DIFFERS)
-    assert found is not None
-    counted = gguf_file.bytes_at(tensor((row, *rest)), name)
-    theirs = GGMLQuantizationType[found]
-    block, size = GGML_QUANT_SIZES[theirs]
-    assert counted == math.prod(rest) * (row // block * size)
-    assert counted == math.prod(quant_shape_to_byte_shape((*reversed(rest), row), theirs))
-    longer = tensor((row, *rest, 2))
-    assert gguf_file.bytes_at(longer, name) == 2 * counted
+@given(ROWS, st.lists(st.integers(1, 3000), max_size=2))
+def test_bytes_at_are_those_of_gguf_py(row: int, rest: list[int]) -> None:
+    for name in MAKEABLE:
+        found = fitting(name, row)
+        if found is None or found in GGUF_PY_DIFFERS:
+            continue
+        counted = gguf_file.bytes_at(tensor((row, *rest)), name)
+        theirs = GGMLQuantizationType[found]
+        block, size = GGML_QUANT_SIZES[theirs]
+        assert counted == math.prod(rest) * (row // block * size)
+        assert counted == math.prod(quant_shape_to_byte_shape((*reversed(rest), row), theirs))
+        assert gguf_file.bytes_at(tensor((row, *rest, 2)), name) == 2 * counted
 
 
 @searched
-@given(TYPES, ROWS, st.integers(1, 5000))
-def test_bytes_at_grow_by_whole_rows(name: str, row: int, rows: int) -> None:
-    assume(fitting(name, row) is not None)
-    one, before, after = (gguf_file.bytes_at(tensor((row, n)), name) for n in (1, rows, rows + 1))
-    assert 0 < before < after == before + one
-    assert before == bits(levels.fitting_type(name, row)) * row * rows / 8
+@given(ROWS, st.integers(1, 5000))
+def test_bytes_at_grow_by_whole_rows(row: int, rows: int) -> None:
+    for name in MAKEABLE:
+        found = fitting(name, row)
+        if found is None:
+            continue
+        one, before, after = (gguf_file.bytes_at(tensor((row, n)), name) for n in (1, rows, rows + 1))
+        assert 0 < before < after == before + one
+        assert before == bits(found) * row * rows / 8
 
 
 def tensor(shape: tuple[int, ...], type: str = "F16", name: str = "blk.0.ffn_up.weight") -> Tensor:
@@ -632,7 +637,7 @@ def test_parse_of_any_text_is_a_level_or_a_usage_error(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         levels.parse(text)
     assert caught.value.message.isprintable()  # whatever was typed goes to a terminal
-    assert all(name in caught.value.hint for name in ("Q4_K_M", "Q8_0", "F32"))
+    assert "Q4_K_M" in caught.value.hint
     suggested = re.search(r", did you mean (.+)\?$", caught.value.message)
     assert suggested is None or set(suggested[1].split(" or ")) <= set(levels.LEVELS_BY_NAME)
 
@@ -680,7 +685,7 @@ def questions(draw: st.DrawFn) -> Question:
     The values are seeded: searched for one by one they would nearly all be equal, and no order would be in doubt.
     """
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    chunks, n = draw(st.sampled_from([1, 2, 3, 6, 6, 6])), draw(st.sampled_from([0, 1, 4, 8, 8]))
+    chunks, n = draw(st.sampled_from([1, 2, 3, 3, 3, 6])), draw(st.sampled_from([0, 1, 4, 8, 8]))
     tokens = tuple(int(x) for x in rng.choice([255, 255, 255, 255, 100, 0], chunks))
     units = []
     for i in range(n):
@@ -736,9 +741,13 @@ def test_confidence_is_a_share_of_draws(question: Question) -> None:
     by_name = {unit.unit: unit for unit in question.units}
     rates = np.array([by_name[row.unit].kld_sums for row in rows]) / [[row.bytes_added] for row in rows]
     for i, share in enumerate(shares):
-        # One that costs more per byte in every single chunk is behind in any draw of them.
-        rivals = sum(bool((rates[k] * (1 + 1e-9) >= rates[i]).any()) for k in range(len(rows)) if k != i)
-        assert share == 1.0 or rivals >= (cut if i < cut else i + 1)
+        places = cut if i < cut else i + 1
+        ahead = rates > rates[i] * (1 + 1e-9)  # [units, chunks]
+        level_with = rates >= rates[i] * (1 - 1e-9)
+        # Only those that recover as much per byte in some chunk can pass it where chunks are drawn again.
+        assert share == 1.0 or level_with.any(axis=1).sum() - 1 >= places
+        # Of three chunks, every 27th draw is one chunk thrice: what is behind in it cannot be always ahead.
+        assert len(question.units[0].tokens) > 3 or share < 1.0 or ahead.sum(axis=0).max() < places
 
 
 @searched

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from qres.report import render_html
+from qres.report.html import render_html
 from tests.example_result import example
 from tests.test_report_html import hostile
 

@@ -9,8 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from qres.report import Markdown, render_markdown
-from qres.report.markdown import code, escape
+from qres.report.markdown import Markdown, code, escape, render_markdown
 from tests.example_result import example
 
 GOLDEN = Path(__file__).parent / "golden" / "report.md"

@@ -26,14 +26,14 @@ def notes() -> list[str]:
     return []
 
 
+def as_q8(_name: str, values: tiny.Floats) -> tuple[npt.NDArray[np.generic], gguf.GGMLQuantizationType | None]:
+    kind = gguf.GGMLQuantizationType.Q8_0
+    return (gguf.quantize(values, kind), kind) if values.ndim > 1 else (values, None)
+
+
 def write_q8(path: Path, **settings: Any) -> Path:  # noqa: ANN401 - as write_llama
     """The tiny model with its matrices at Q8_0."""
-
-    def q8(_name: str, values: tiny.Floats) -> tuple[npt.NDArray[np.generic], gguf.GGMLQuantizationType | None]:
-        kind = gguf.GGMLQuantizationType.Q8_0
-        return (gguf.quantize(values, kind), kind) if values.ndim > 1 else (values, None)
-
-    return tiny.write_llama(path, n_layer=1, change=q8, **settings)
+    return tiny.write_llama(path, n_layer=1, change=as_q8, file_type=gguf.LlamaFileType.MOSTLY_Q8_0, **settings)
 
 
 # ---------------------------------------------------------------- which files
@@ -95,6 +95,15 @@ def test_given_file_of_another_fine_tune_is_remarked(model: Path, tmp_path: Path
     assert "other.gguf was not made from tiny.gguf: blk.0.ffn_norm.weight differs" in remark
     same = write_q8(tmp_path / "q8.gguf")
     assert candidates.given(model, (same,), notes().append).remarks == ()
+
+
+def test_given_file_that_is_not_what_it_says_is_called_what_it_is(model: Path, tmp_path: Path) -> None:
+    other = tiny.write_llama(tmp_path / "other.gguf", n_layer=1, change=as_q8)  # claims F16
+    given = candidates.given(model, (other,), notes().append)
+    assert given.remarks == (
+        "other.gguf: general.file_type says F16, but 100 % of the weights in the matrices of the blocks are Q8_0.",
+    )
+    assert [level.name for level in candidates.from_files(given.files)] == ["Q8_0"]
 
 
 def test_given_quantized_reference_is_remarked(model: Path, tmp_path: Path) -> None:

@@ -12,9 +12,10 @@ from typing import NamedTuple
 import filelock
 import pytest
 
-from qres import report, write
+from qres import write
 from qres.errors import InputError
-from qres.report import Markdown
+from qres.report import html, markdown
+from qres.report.markdown import Markdown
 from qres.result_json import load, to_json
 from tests.example_result import example
 
@@ -36,8 +37,8 @@ def fail(*_args: object, **_kwargs: object) -> None:
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without drawing: what the renderers give is tested with them."""
     images = {"charts/a.svg": "<svg>größer</svg>", "charts/b.svg": "<svg/>"}
-    monkeypatch.setattr(report, "render_markdown", lambda result: Markdown(f"# {result.verdict.level}\n", images))
-    monkeypatch.setattr(report, "render_html", lambda result: f"<p>{result.verdict.level} größer\n")
+    monkeypatch.setattr(markdown, "render_markdown", lambda result: Markdown(f"# {result.verdict.level}\n", images))
+    monkeypatch.setattr(html, "render_html", lambda result: f"<p>{result.verdict.level} größer\n")
 
 
 @pytest.mark.usefixtures("_quick")

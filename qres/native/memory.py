@@ -13,7 +13,7 @@ from typing import Any
 import llama_cpp
 
 from qres.errors import NativeError
-from qres.native.session import log
+from qres.native.session import cannot_load, log
 
 _CACHE = re.compile(r"^llama_(?:kv_cache|memory)\w*: size\s*=\s*([\d.]+) MiB")
 _COMPUTE = re.compile(r"compute buffer size\s*=\s*([\d.]+) MiB")
@@ -44,7 +44,7 @@ def layout(path: Path) -> Iterator[Any]:
     log.clear()
     model = llama_cpp.llama_model_load_from_file(os.fsencode(path), params)
     if not model:
-        raise NativeError(f"llama.cpp cannot load {path.name}: {log.reason()}")
+        raise cannot_load(path)
     try:
         yield model
     finally:

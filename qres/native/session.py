@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
@@ -100,6 +101,13 @@ def system_info() -> str:
     return str(llama_cpp.llama_print_system_info().decode().strip())
 
 
+def cannot_load(path: Path) -> NativeError:
+    """llama.cpp's refusal of a model, with its own reason."""
+    reason = log.reason()
+    newer = f"it may be newer than llama-cpp-python {version('llama-cpp-python')}: update that"
+    return NativeError(f"llama.cpp cannot load {path.name}: {reason}", f"{newer}, or get or convert the model again")
+
+
 def require_backend(n_gpu_layers: int) -> None:
     """Refuse layers for a GPU that llama.cpp cannot use.
 
@@ -151,7 +159,7 @@ class Session:
         params.n_gpu_layers = self.options.n_gpu_layers
         model = llama_cpp.llama_model_load_from_file(os.fsencode(self.path), params)
         if not model:
-            raise NativeError(f"llama.cpp cannot load {self.path.name}: {log.reason()}")
+            raise cannot_load(self.path)
         self._stack.callback(llama_cpp.llama_model_free, model)
         if llama_cpp.llama_model_has_encoder(model):
             raise UnsupportedError(
@@ -170,7 +178,10 @@ class Session:
         params.cb_eval = self._callback
         context = llama_cpp.llama_init_from_model(self._model, params)
         if not context:
-            raise NativeError(f"llama.cpp cannot make a context for {self.path.name}: {log.reason()}")
+            raise NativeError(
+                f"llama.cpp cannot make a context for {self.path.name}: {log.reason()}",
+                "a smaller --n-ctx or fewer levels need less memory",
+            )
         self._stack.callback(llama_cpp.llama_free, context)
         self._batch = llama_cpp.llama_batch_init(self.options.n_ctx, 0, 1)
         self._stack.callback(llama_cpp.llama_batch_free, self._batch)
@@ -278,4 +289,4 @@ class _RecordTap:
         """Never called: nothing is asked for."""
 
 
-__all__ = ["Floats", "Session", "SessionOptions", "Tap", "log", "require_backend", "system_info"]
+__all__ = ["Floats", "Session", "SessionOptions", "Tap", "cannot_load", "log", "require_backend", "system_info"]

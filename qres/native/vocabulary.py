@@ -10,8 +10,8 @@ from typing import Any
 
 import llama_cpp
 
-from qres.errors import InputError, NativeError
-from qres.native.session import log
+from qres.errors import InputError
+from qres.native.session import cannot_load, log
 
 
 class Vocabulary:
@@ -55,7 +55,7 @@ def vocabulary(path: Path) -> Iterator[Vocabulary]:
     params.vocab_only = True
     model = llama_cpp.llama_model_load_from_file(os.fsencode(path), params)
     if not model:
-        raise NativeError(f"llama.cpp cannot load {path.name}: {log.reason()}")
+        raise cannot_load(path)
     try:
         yield Vocabulary(model, path.name)
     finally:

@@ -1,6 +1,4 @@
-"""A Result as a page or as Markdown: pure functions from records to text; nothing is measured or written here."""
+"""A Result as a page or as Markdown: pure functions from records to text; nothing is measured or written here.
 
-from qres.report.html import render_html
-from qres.report.markdown import Markdown, render_markdown
-
-__all__ = ["Markdown", "render_html", "render_markdown"]
+Empty on purpose: the charts take a quarter of a second to import, and who formats a number does not draw.
+"""

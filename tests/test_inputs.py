@@ -1,0 +1,110 @@
+"""What people pass in, case by case: what is refused says why and what to do, and leaves nothing behind.
+
+The cases are in `inputs_*.py`; those that need llama.cpp are in `model/test_inputs.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from qres import scan as scan_module
+from qres import write
+from qres.records import Result
+from tests import (
+    inputs,
+    inputs_files,
+    inputs_models,
+    inputs_names,
+    inputs_options,
+    inputs_results,
+    inputs_shards,
+    inputs_texts,
+)
+from tests.example_result import example
+from tests.inputs import Case, Sandbox
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sandbox:
+    return inputs.sandbox(tmp_path, monkeypatch)
+
+
+TABLES = (
+    *(inputs_files.NOT_GGUF, inputs_files.DAMAGED, inputs_files.PATHS, inputs_shards.SHARDS),
+    *(inputs_models.NO_MODELS, inputs_models.PAIRS),
+    *(inputs_texts.TEXTS, inputs_options.OPTIONS, inputs_results.RESULTS),
+    *(inputs_names.EVIL, inputs_names.HOSTILE),
+)
+
+
+@pytest.mark.parametrize("case", inputs.params(*TABLES))
+def test_input(place: Sandbox, case: Case) -> None:
+    inputs.check(case, place.work, place.root)
+
+
+def test_there_are_many_cases_and_each_is_one() -> None:
+    cases = [case for table in TABLES for case in table]
+    assert len(cases) >= 140
+    assert len({case.id for case in cases}) == len(cases)
+
+
+# ---------------------------------------------------------------- names that name a folder
+
+
+def written(_result: Result, folder: Path, *_: object) -> tuple[Path, ...]:
+    """Stands for the reports, which take seconds to draw."""
+    (folder / "report.html").touch()
+    return (folder / "report.html",)
+
+
+UNDECODABLE = pytest.mark.xfail(strict=True, reason="a traceback: the folder is made from the undecodable name")
+
+
+@pytest.mark.parametrize(
+    ("name", "folder"),
+    [pytest.param(*pair, marks=UNDECODABLE if "\udcff" in pair[0] else ()) for pair in inputs_names.FOLDERS.items()],
+)
+def test_reports_go_to_a_folder_that_every_system_takes(
+    place: Sandbox, monkeypatch: pytest.MonkeyPatch, name: str, folder: str
+) -> None:
+    monkeypatch.setattr(scan_module, "scan", lambda *_: example())
+    monkeypatch.setattr(write, "reports", written)
+    try:
+        Path(name).touch()
+    except OSError:
+        pytest.skip("this system does not take the name")
+    found = inputs.run(["scan", "--", name])
+    assert found.code == 0, found.err
+    inputs.assert_shown(found, ())
+    assert [os.fsdecode(path.name) for path in Path("reports").iterdir()] == [folder]
+    assert sorted(path.name for path in place.work.iterdir()) == sorted([name, "reports"])
+
+
+@pytest.mark.parametrize("arguments", [["scan", "-x.gguf"], ["inspect", "-x.gguf"], ["report", "-x.json"]])
+def test_leading_dash_is_an_option(place: Sandbox, arguments: list[str]) -> None:
+    (place.work / arguments[1]).touch()
+    inputs.assert_refused(inputs.run(arguments), 2, ["No such option: -x"])
+    for way in ([f"./{arguments[1]}"], ["--", arguments[1]]):
+        inputs.assert_refused(inputs.run([arguments[0], *way]), 3, [], ["option"])
+
+
+# ---------------------------------------------------------------- what is in the metadata
+
+
+@pytest.mark.parametrize("name", inputs_names.TRICKS)
+def test_inspection_as_json_is_text_and_nothing_else(place: Sandbox, name: str) -> None:
+    (place.work / "m.gguf").write_bytes(inputs_names.tricked(inputs_names.TRICKS[name]))
+    before = inputs.snapshot(place.root)
+    found = inputs.run(["inspect", "m.gguf", "--json", "--values"])
+    assert (found.code, found.err) == (0, "")
+    said = json.loads(found.out)
+    shown = inputs_names.SHOWN[name]
+    assert said["name"] == said["tokenizer"]["pre"] == shown
+    assert said["tokenizer"]["chat_template_length"] == len(inputs_names.TRICKS[name])
+    assert {row["key"]: row["value"] for row in said["metadata"]}["tokenizer.chat_template"] == shown
+    assert f"blk.0.{shown}.weight" in {row["tensor"] for row in said["values"]}
+    assert inputs.snapshot(place.root) == before
