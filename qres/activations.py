@@ -116,10 +116,11 @@ def survey(
         return Survey(inputs, None)
     ordinal, token = tap.bad
     node = executed[ordinal]
+    unit = _unit(rmap, ordinal)
     found = NonFinite(
         model=model,
-        unit=_unit(rmap, ordinal),
-        layer=_layer(graph, executed[: ordinal + 1], weights),
+        unit=unit,
+        layer=None if unit == "head" else _layer(graph, executed[: ordinal + 1], weights),
         operation=node.op,
         label=node.name,
         tensor=_weight(graph, node, weights),

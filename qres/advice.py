@@ -5,6 +5,7 @@ Pure functions; every threshold is explained where it stands.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -123,10 +124,12 @@ def absurd_reference(reference: Reference, levels: Sequence[Level]) -> str:
     has a wrong tokenizer, a wrong architecture setting or damaged weights, or was given a text that is none.
     """
     bound = min(ABSURD_PPL, reference.n_vocab / 10)
-    ppl = max((level.output.ppl_reference or 0.0 for level in levels), default=0.0)
+    read = [level.output.ppl_reference for level in levels if level.output.tokens]
+    ppl = max((math.inf if value is None else value for value in read), default=0.0)  # None: beyond e^700
     if ppl < bound:
         return ""
-    return f"the reference itself has a perplexity of {ppl:,.0f} on this text (guessing has {reference.n_vocab:,})"
+    shown = "beyond all numbers" if ppl == math.inf else f"of {ppl:,.0f}"
+    return f"the reference itself has a perplexity {shown} on this text (guessing has {reference.n_vocab:,})"
 
 
 def without_advice(level: Level) -> Level:
@@ -148,7 +151,7 @@ def verdict(reference: Reference, levels: Sequence[Level], noise: NoiseFloor, ab
             None,
             f"No advice: {absurd}.",
             "What to keep at 16 bit would be a guess: how much a broken model changes says nothing about a sound one.",
-            "The figures stand as measured. Check the file (`qres inspect`), its tokenizer, and the text.",
+            "The figures stand as measured. Check the file with qres inspect, its tokenizer, and the text.",
         )
     measured = [level for level in levels if level.output.kld_mean is not None]
     if not measured:
@@ -235,4 +238,6 @@ def _percent(share: float | None) -> str:
 
 
 def _change(ln_ratio: float | None) -> str:
-    return "n/a" if ln_ratio is None else f"{np.expm1(ln_ratio):+.1%}"
+    if ln_ratio is None:
+        return "n/a"
+    return f"{np.expm1(ln_ratio):+.1%}" if ln_ratio < 20 else f"times e^{ln_ratio:.0f}"

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from qres import claims, gguf_file, level_cache, levels
 from qres.errors import InputError, NativeError, UsageError
+from qres.file_stamp import Stamp
 from qres.findings import SharedTensors
 from qres.gguf_cursor import show
 from qres.gguf_file import Inventory
@@ -73,7 +74,7 @@ def given(model: Path, files: Sequence[Path], note: Note) -> Given:
                 f"{first.path.name} is not 16 bit, {' and '.join(other.path.name for other in full)} are",
                 "give the one to compare with first",
             )
-        others = [first, *(other for other in others if other is not full[0])]
+        others = _once([first, *(other for other in others if other is not full[0])], note)
         first = full[0]
         note(f"Taken as the reference: {first.path.name}, the 16-bit one")
     gguf_file.require_language_model(first, "reference")
@@ -157,12 +158,11 @@ def _by_size(candidates: Iterable[Candidate]) -> list[Candidate]:
     return sorted(candidates, key=lambda candidate: candidate.inventory.file_bytes)
 
 
-def wanted_levels(names: Sequence[str], reference: Inventory) -> tuple[Level, ...]:
-    """The levels to make, each once.
+def levels_to_make(names: Sequence[str]) -> tuple[Level, ...]:
+    """The levels of these names, each once.
 
     Raises:
         UsageError: unknown, none, or one that cannot be made.
-        InputError: the reference is quantized already.
     """
     wanted = tuple(dict.fromkeys(levels.parse(name) for name in names))
     if not wanted:
@@ -173,21 +173,34 @@ def wanted_levels(names: Sequence[str], reference: Inventory) -> tuple[Level, ..
                 f"{level.name} needs an importance matrix",
                 "make the file with llama-quantize --imatrix and give it to the scan",
             )
+    return wanted
+
+
+def require_16bit(reference: Inventory) -> None:
+    """Refuse to make levels of what is quantized already, as llama.cpp does.
+
+    Raises:
+        InputError: the reference is no 16-bit model.
+    """
     if not reference.is_16bit:
         raise InputError(
             f"{reference.path.name} is {reference.file_type or 'quantized'} already: no level can be made from it",
             "give the 16-bit model, or quantized files to compare with it",
         )
-    return wanted
 
 
 def made(
-    reference: Inventory, wanted: Sequence[Level], folder: Path, threads: int, listener: Listener
+    reference: Inventory,
+    wanted: Sequence[Level],
+    folder: Path,
+    threads: int,
+    listener: Listener,
+    stamps: Sequence[Stamp],
 ) -> tuple[list[Candidate], tuple[Skipped, ...]]:
     """Make levels, or find them in the cache; one that llama.cpp refuses does not end the others.
 
     Raises:
-        InputError: no room, or a folder that cannot be written.
+        InputError: no room, a folder that cannot be written, or a reference that changed.
         NativeError: none could be made.
     """
     listener.stage("reading the reference", None)
@@ -198,7 +211,7 @@ def made(
         target = level_cache.level_path(folder, reference, digest, level, version("llama-cpp-python"))
         listener.stage(f"making {level.name}", None)
         try:
-            inventory = level_cache.make(reference, level, target, threads, listener.step, listener.note)
+            inventory = level_cache.make(reference, level, target, threads, listener.step, listener.note, stamps)
             found.append(Candidate(level.name, inventory))
         except NativeError as error:
             skipped.append(Skipped(level.name, str(error)))

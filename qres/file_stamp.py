@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from qres.errors import InputError
+from qres.errors import ChangedError, InputError
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def require_unchanged(stamps: Iterable[Stamp]) -> None:
     does no harm. What counts is a file that is written to.
 
     Raises:
-        InputError: a file changed.
+        ChangedError: a file changed.
     """
     for known in stamps:
         try:
@@ -50,6 +50,6 @@ def require_unchanged(stamps: Iterable[Stamp]) -> None:
         if (now.inode, now.device) != (known.inode, known.device):
             continue
         if now != known:
-            raise InputError(
+            raise ChangedError(
                 f"{known.path} changed while it was measured", "nothing was reported; scan again when it is complete"
             )

@@ -77,7 +77,8 @@ def read_header(path: Path, shard: int = 0, *, tolerant: bool = False) -> Header
     except PermissionError as error:
         raise InputError(f"no permission to read {show(path)}", "check its owner and mode") from error
     except (OSError, ValueError) as error:  # ValueError: a NUL byte in the path
-        raise InputError(f"cannot read {show(path)}: {getattr(error, 'strerror', None) or error}") from error
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"cannot read {show(path)}: {reason}", "check the path") from error
     if not tolerant:
         raise_first(header.problems, path)
     return header

@@ -20,7 +20,7 @@ _MAGICS = (
     (b"GGML", "an old GGML model", _CONVERT),
     (b"version https://git-lfs", "a git-LFS pointer", "fetch the file itself: git lfs pull"),
     (b"PK\x03\x04", "a zip archive or PyTorch checkpoint", f"unpack it, or {_CONVERT}"),
-    (b"\x80\x02", "a Python pickle (an old PyTorch checkpoint)", _CONVERT),
+    *((bytes([0x80, n]), "a Python pickle (an old PyTorch checkpoint)", _CONVERT) for n in (2, 3, 4, 5)),
     (b"\x1f\x8b", "gzip-compressed", "decompress it first: gunzip"),
     (b"\x28\xb5\x2f\xfd", "zstd-compressed", "decompress it first: zstd -d"),
     (b"\xfd7zXZ", "xz-compressed", "decompress it first: unxz"),
@@ -86,6 +86,8 @@ def foreign_format(head: bytes, file_bytes: int) -> tuple[str, str]:
     if head.lstrip(b"\xef\xbb\xbf \t\r\n").lower().startswith(_PAGE_STARTS):
         hint = "the link led to a page (login, error, preview): download the file itself"
         return "a web page, not a GGUF file", hint
+    if head[257:262] == b"ustar":
+        return "a tar archive, not a GGUF file", "unpack it first: tar -xf"
     if head[8:9] == b"{" and int.from_bytes(head[:8], "little") < file_bytes:
         return "a safetensors file, not a GGUF file", _CONVERT
     if not head.strip(b"\0"):

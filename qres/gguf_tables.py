@@ -145,7 +145,8 @@ class _Tables:
         alignment = self.metadata.get("general.alignment", _ALIGNMENT)
         if type(alignment) is int and alignment > 0 and not alignment & (alignment - 1):
             return alignment
-        self._note(damage(f"general.alignment is {show(alignment)}, not a power of two").problem)
+        what = "a power of two" if type(alignment) is int else "a number"
+        self._note(damage(f"general.alignment is {show(repr(alignment))}, not {what}").problem)
         return _ALIGNMENT
 
     def check_complete(self) -> None:

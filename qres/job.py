@@ -77,6 +77,8 @@ class Job:
     """File that the state after each chunk is kept in."""
     resume: bool = False
     """Go on from the state in that file, if there is one."""
+    crashed: Mapping[str, str] = field(default_factory=dict)
+    """Levels that took the process down, and how: left out."""
     about: Mapping[str, str] = field(default_factory=dict)
     """What the scan is: a state of another one is not gone on from."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -14,6 +14,7 @@ import platformdirs
 
 from qres import gguf_file
 from qres.errors import InputError, NativeError
+from qres.file_stamp import Stamp, require_unchanged
 from qres.gguf_file import Inventory
 from qres.levels import Level
 from qres.native import worker
@@ -42,6 +43,7 @@ def make(
     threads: int,
     on_progress: OnProgress,
     note: Callable[[str], None] = lambda _: None,
+    stamps: Sequence[Stamp] = (),
 ) -> Inventory:
     """The level's file, from the cache or made now: written beside its final name, verified, then renamed.
 
@@ -52,9 +54,11 @@ def make(
         threads: For the quantizer.
         on_progress: Told (tensors done, tensors in all).
         note: Told when another scan is making the same file, which is waited for.
+        stamps: Of the reference's files when their content was read, which names the target.
 
     Raises:
         InputError: no room, or the cache folder cannot be written.
+        ChangedError: the reference changed meanwhile.
         NativeError: llama.cpp failed, or wrote something else than it was asked for.
     """
     if target.exists():
@@ -67,7 +71,7 @@ def make(
                 with suppress(InputError, NativeError):  # made by whom we waited for
                     return _verified(target, reference, level)
             _remove_partial(target)
-            _make(reference, level, target, threads, on_progress)
+            _make(reference, level, target, threads, on_progress, stamps)
     except OSError as error:
         raise InputError(
             f"cannot write the cache folder {target.parent}: {error.strerror or error}", "choose another with --cache"
@@ -90,7 +94,9 @@ def _lock(target: Path, note: Callable[[str], None]) -> Iterator[None]:
         lock.release()
 
 
-def _make(reference: Inventory, level: Level, target: Path, threads: int, on_progress: OnProgress) -> None:
+def _make(
+    reference: Inventory, level: Level, target: Path, threads: int, on_progress: OnProgress, stamps: Sequence[Stamp]
+) -> None:
     free = shutil.disk_usage(target.parent).free
     needed = worker.run(_dry_run, lambda _: None, reference.path, level.ftype, threads)
     if free < needed + SPARE_BYTES:
@@ -102,8 +108,10 @@ def _make(reference: Inventory, level: Level, target: Path, threads: int, on_pro
     try:
         worker.run(_quantize, lambda event: on_progress(*event), reference.path, partial, level.ftype, threads)
         _verified(partial, reference, level)
+        require_unchanged(stamps)  # the name promises what the level was made from
         partial.replace(target)
     except NativeError as error:
+        require_unchanged(stamps)  # a mapped file that became shorter ends the process by a signal
         if shutil.disk_usage(target.parent).free < SPARE_BYTES:  # llama.cpp only says "iostream error"
             raise InputError(
                 f"{level.name} could not be written: {target.parent} is full", "free some space, or use --cache"

@@ -327,4 +327,3 @@ class Lockstep:
 
 def _shape(rmap: ResidualMap) -> list[tuple[str, int, bool]]:
     return [(branch.unit, branch.reads, branch.closes) for branch in rmap.branches]
-

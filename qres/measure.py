@@ -33,7 +33,7 @@ def measure(emit: Callable[[object], None], job: Job) -> Measured:
         QresError: a reference that cannot be loaded or measured, a file that changed, or no level left.
     """
     events = _Events(emit)
-    state = (checkpoint.load(job.state, job.about) if job.state and job.resume else None) or State()
+    state = _state(job)
     with ExitStack() as stack:
         lockstep = _loaded(job, state, events, stack)
         lockstep.map_streams(job.texts.rank[0])
@@ -47,6 +47,16 @@ def measure(emit: Callable[[object], None], job: Job) -> Measured:
         return _measured(job, state, lockstep, keeps, kept)
 
 
+def _state(job: Job) -> State:
+    """What an earlier run left, or a new state; one that is not gone on from is in the way of the next --resume."""
+    found = None
+    if job.state and job.resume:
+        found = checkpoint.load(job.state, job.about)
+    elif job.state:
+        job.state.unlink(missing_ok=True)
+    return found or State()
+
+
 def _loaded(job: Job, state: State, events: _Events, stack: ExitStack) -> Lockstep:
     """All models side by side; a level that cannot be loaded is left out."""
     options = SessionOptions(job.n_ctx, job.threads, job.n_gpu_layers)
@@ -54,6 +64,8 @@ def _loaded(job: Job, state: State, events: _Events, stack: ExitStack) -> Lockst
     reference = stack.enter_context(Session(Path(job.reference.path), options))
     sessions = {}
     for i, level in enumerate(job.levels):
+        if level.name in job.crashed:
+            state.failed[i] = job.crashed[level.name]
         if i in state.failed:
             continue
         events.working(level.name)

@@ -194,7 +194,7 @@ def score(reference: Scored, logits: Floats) -> TokenScores:
     kld = np.empty(n)
     top = np.empty(n, dtype=np.int64)
     for block in _blocks(n):
-        with np.errstate(invalid="ignore"):  # infinity - infinity: counted below
+        with np.errstate(invalid="ignore", over="ignore"):  # infinity - infinity: counted below
             difference = reference.logits[block] - rows[block]
         kld[block] = np.einsum("tv,tv->t", reference.p[block], difference, dtype=np.float64, casting="safe")
         if not np.isfinite(kld[block]).all():  # 0 * infinity: a token that the reference rules out adds nothing
@@ -231,6 +231,8 @@ def _log_sum_exp(rows: Floats) -> Doubles:
     return out
 
 
+_ROUNDING = 1e-12
+"""Of a sum of squares: less than that cannot be told from 0 when two of them are subtracted."""
 _CONFIDENCE = ((0.0, 0.25), (0.25, 0.5), (0.5, 0.75), (0.75, 1.01))
 _DELTA_BINS = 20_000
 
@@ -319,7 +321,9 @@ class OutputStats:
         if n < 2:
             return None
         var_a, var_b = aa - a * a / n, bb - b * b / n
-        return float((ab - a * b / n) / math.sqrt(var_a * var_b)) if var_a > 0 and var_b > 0 else None
+        if var_a <= _ROUNDING * aa or var_b <= _ROUNDING * bb:  # the same everywhere: what is left is rounding
+            return None
+        return float((ab - a * b / n) / math.sqrt(var_a * var_b))
 
     def _delta_quantile(self, q: float) -> float | None:
         cumulative = np.cumsum(self._delta_histogram)

@@ -24,6 +24,7 @@ from rich.text import Text
 
 from qres.records import Result
 from qres.report import tables
+from qres.report.plain import plain, plain_record
 
 
 class _RateColumn(ProgressColumn):
@@ -68,19 +69,24 @@ class RichListener:
     def stage(self, title: str, total: int | None) -> None:
         """A stage begins."""
         self._progress.remove_task(self._task)
-        self._task = self._progress.add_task("", total=total, title=title, doing="")
+        self._task = self._progress.add_task("", total=total, title=plain(title), doing="")
 
     def step(self, done: int, total: int, doing: str = "") -> None:
         """Progress within the stage."""
-        self._progress.update(self._task, completed=done, total=total, doing=doing)
+        self._progress.update(self._task, completed=done, total=total, doing=plain(doing))
 
     def note(self, text: str) -> None:
         """Something the user may want to know now."""
-        self._console.print(Text(text, style="dim"), soft_wrap=True)
+        self._console.print(Text(_line(text), style="dim"), soft_wrap=True)
 
     def warn(self, text: str) -> None:
         """Something the user must mind."""
-        self._console.print(Text(text, style="yellow"), soft_wrap=True)
+        self._console.print(Text(_line(text), style="yellow"), soft_wrap=True)
+
+
+def _line(text: str) -> str:
+    """One plain line: names may hold new lines, too."""
+    return plain(text).replace("\n", " ")
 
 
 class _PatientConsole(Console):
@@ -102,12 +108,13 @@ def answer_console() -> Console:
 def show_answer(result: Result, paths: Sequence[Path]) -> None:
     """The three lines that answer, then the table of levels."""
     console = answer_console()
+    result = plain_record(result)
     first, rest = (result.warnings[:1], result.warnings[1:]) if not result.reference.is_16bit else ((), result.warnings)
     for warning in first:
         console.print(Text(warning, style="yellow"))
     console.print(Text(result.verdict.headline, style="bold"))
     console.print(Text(result.verdict.keep))
-    console.print(Text(f"Report: {paths[0]} (also {', '.join(path.name for path in paths[1:])})"))
+    console.print(Text(plain(f"Report: {paths[0]} (also {', '.join(path.name for path in paths[1:])})")))
     console.print()
     console.print(_levels(result))
     for warning in rest:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +14,11 @@ from qres.records import SCHEMA_VERSION, Result
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+
+
+_GIVE = "give the result.json that `qres scan` wrote"
+_MAX_INTEGER = 2**63 - 1
+"""What every reader of JSON takes for a whole number, and far more than anything that is counted here."""
 
 
 def to_json(record: DataclassInstance) -> str:
@@ -29,14 +36,30 @@ def from_json(text: str | bytes) -> Result:
         head = msgspec.json.decode(text, type=_Head)
         if head.schema_version != SCHEMA_VERSION:
             raise InputError(
-                f"this result has schema version {head.schema_version}, qres reads version {SCHEMA_VERSION}",
+                f"this result has schema version {str(head.schema_version)[:20]}, qres reads version {SCHEMA_VERSION}",
                 "scan again, or use the qres version that wrote it",
             )
-        return msgspec.json.decode(text, type=Result)
+        result = msgspec.json.decode(text, type=Result)
     except msgspec.ValidationError as error:
-        raise InputError(f"not a qres result: {error}", "give the result.json that `qres scan` wrote") from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InputError(f"not JSON: {error}", "give the result.json that `qres scan` wrote") from error
+        raise InputError(f"not a qres result: {error}", _GIVE) from error
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:  # ValueError: a number of thousands of digits
+        raise InputError(f"not JSON: {error}", _GIVE) from error
+    huge = next((path for path, number in _integers(result, "$") if abs(number) > _MAX_INTEGER), None)
+    if huge is not None:
+        raise InputError(f"not a qres result: the number at {huge} is impossible", _GIVE)
+    return result
+
+
+def _integers(value: object, path: str) -> Iterator[tuple[str, int]]:
+    """Every whole number in a record, with its path."""
+    if isinstance(value, int):
+        yield path, value
+    elif isinstance(value, tuple):
+        for i, item in enumerate(value):
+            yield from _integers(item, f"{path}[{i}]")
+    elif dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            yield from _integers(getattr(value, field.name), f"{path}.{field.name}")
 
 
 def load(path: Path) -> Result:
@@ -48,8 +71,11 @@ def load(path: Path) -> Result:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}") from error
-    return from_json(data)
+        raise InputError(f"cannot read {path}: {error.strerror or error}", _GIVE) from error
+    try:
+        return from_json(data)
+    except InputError as error:
+        raise InputError(f"{path}: {error.message}", error.hint) from error
 
 
 class _Head(msgspec.Struct):

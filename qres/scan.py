@@ -25,7 +25,7 @@ from qres.candidates import Candidate, Listener
 from qres.errors import CrashError, InputError, UnsupportedError, UsageError
 from qres.file_stamp import Stamp
 from qres.gguf_file import Inventory
-from qres.job import STATE_NAME, Job, Measured, Note, Preflight, Progress, Working
+from qres.job import REFERENCE, STATE_NAME, Job, Measured, Note, Preflight, Progress, Working
 from qres.native import worker
 from qres.records import Result, Skipped
 from qres.tensor_values import TensorValues
@@ -77,7 +77,9 @@ def scan(options: ScanOptions, listener: Listener) -> Result:
     for remark in given.remarks:
         listener.warn(remark)
     _check_context(options, reference)
-    wanted = () if given.files else candidates.wanted_levels(options.levels, reference)
+    wanted = () if given.files else candidates.levels_to_make(options.levels)
+    if wanted:
+        candidates.require_16bit(reference)
     stamps: Stamps = {path: file_stamp.stamp(path) for one in (reference, *given.files) for path in one.shards}
     cache = options.cache or level_cache.default_folder()
     flight = _preflight(options, reference, plan)
@@ -91,11 +93,11 @@ def scan(options: ScanOptions, listener: Listener) -> Result:
     _refuse_broken(reference, values, making=bool(wanted))
     skipped: tuple[Skipped, ...] = ()
     if wanted:
-        levels, skipped = candidates.made(reference, wanted, cache, options.threads, listener)
+        levels, skipped = candidates.made(reference, wanted, cache, options.threads, listener, tuple(stamps.values()))
         stamps |= {path: file_stamp.stamp(path) for one in levels for path in one.inventory.shards}
     else:
         levels = candidates.from_files(given.files)
-    measured, crashed = _measure(_job(options, reference, levels, flight, values, stamps), listener)
+    measured = _measure(_job(options, reference, levels, flight, values, stamps), listener)
     file_stamp.require_unchanged(stamps.values())
     listener.stage("comparing the files", None)
     inputs = Inputs(
@@ -106,7 +108,7 @@ def scan(options: ScanOptions, listener: Listener) -> Result:
         shared=candidates.shared(levels, listener.step),
         memory={n: flight.memory[n] for n in _contexts(reference) if n in flight.memory},
         remarks=given.remarks,
-        skipped=(*skipped, *crashed, *_no_memory(reference, flight)),
+        skipped=(*skipped, *_no_memory(reference, flight)),
     )
     elapsed = time.monotonic() - started
     run = assemble.settings(options.threads, options.n_gpu_layers, options.all_units, measured, elapsed)
@@ -254,9 +256,8 @@ def _about(
     }
 
 
-def _measure(job: Job, listener: Listener) -> tuple[Measured, tuple[Skipped, ...]]:
-    """Measure in the worker; a level that takes the process down is left out of a second try."""
-    crashed: list[Skipped] = []
+def _measure(job: Job, listener: Listener) -> Measured:
+    """Measure in the worker; a level that takes the process down is left out of another try."""
     while True:
         working = ""
 
@@ -271,16 +272,15 @@ def _measure(job: Job, listener: Listener) -> tuple[Measured, tuple[Skipped, ...
 
         listener.stage("measuring", None)
         try:
-            return worker.run(_measure_work, on_event, job), tuple(crashed)
+            return worker.run(_measure_work, on_event, job)
         except CrashError as error:
             file_stamp.require_unchanged(stamp for model in (job.reference, *job.levels) for stamp in model.stamps)
-            rest = tuple(level for level in job.levels if level.name != working)
-            if error.killed or not rest or len(rest) == len(job.levels):
+            crashed = {**job.crashed, working: error.message}
+            others = [level for level in job.levels if level.name not in crashed]
+            if error.killed or working == REFERENCE or not working or not others:
                 raise
-            crashed.append(Skipped(working, error.message))
-            listener.warn(f"{working} cannot be measured: {error.message}. Beginning again without it")
-            left = {"levels": ", ".join(level.name for level in rest)}
-            job = replace(job, levels=rest, resume=False, about={**job.about, **left})
+            listener.warn(f"{working} cannot be measured: {error.message}. Going on without it")
+            job = replace(job, crashed=crashed, resume=True)
 
 
 def _measure_work(

@@ -14,11 +14,13 @@ import filelock
 from pathvalidate import sanitize_filename
 
 from qres.errors import InputError
+from qres.job import STATE_NAME
 from qres.records import Result
 from qres.result_json import reference_path, to_json
 
 NAMES = {"json": "result.json", "html": "report.html", "md": "report.md"}
 """In the order of writing: what cannot be made again without the model comes first."""
+LOCK_NAME = ".qres.lock"
 SPARE_BYTES = 32 * 2**20
 """Reports of a large model, and the state of the unfinished scan."""
 
@@ -30,7 +32,7 @@ def default_folder(models: Sequence[Path], root: Path = Path("reports")) -> Path
         models: The files of the scan, the first of which names the folder.
         root: Folder that it is in.
     """
-    name = sanitize_filename(_base(models[0]).name) or "model"
+    name = sanitize_filename(os.fsencode(_base(models[0]).name).decode(errors="ignore")) or "model"
     folders = (root / name if number == 1 else root / f"{name}-{number}" for number in count(1))
     own = {_base(model) for model in models}
     for folder in folders:
@@ -60,10 +62,11 @@ def output_folder(folder: Path, inputs: Sequence[Path]) -> Iterator[None]:
     """
     created: list[Path] = []
     try:
-        created = [path for path in (folder, *folder.parents) if not path.exists()]  # innermost first
         try:
+            created = [path for path in (folder, *folder.parents) if not path.exists()]  # innermost first
             folder.mkdir(parents=True, exist_ok=True)
-            lock = filelock.FileLock(folder / ".qres.lock")
+            protect(_written(folder), inputs)
+            lock = filelock.FileLock(folder / LOCK_NAME)
             lock.acquire(blocking=False)
         except filelock.Timeout as error:
             raise InputError(f"another scan is writing to {folder}", "wait for it, or choose another --out") from error
@@ -72,11 +75,10 @@ def output_folder(folder: Path, inputs: Sequence[Path]) -> Iterator[None]:
                 f"cannot write to {folder}: {error.strerror or error}", "choose another folder with --out"
             ) from error
         try:
-            outputs = [folder / name for name in NAMES.values()]
-            odd = next((path for path in outputs if path.exists() and not path.is_file()), None)
+            odd = next((path for path in _written(folder) if path.exists() and not path.is_file()), None)
             if odd is not None:
                 raise InputError(f"{odd} exists and is not a file", "choose another folder with --out")
-            protect(outputs, inputs)
+            _remove_partial(folder)
             free = shutil.disk_usage(folder).free
             if free < SPARE_BYTES:
                 raise InputError(
@@ -85,6 +87,7 @@ def output_folder(folder: Path, inputs: Sequence[Path]) -> Iterator[None]:
                 )
             yield
         finally:
+            _remove_partial(folder)
             with suppress(OSError):
                 Path(lock.lock_file).unlink(missing_ok=True)  # before the release: nobody else can hold it
             lock.release()
@@ -93,6 +96,19 @@ def output_folder(folder: Path, inputs: Sequence[Path]) -> Iterator[None]:
             for path in created:
                 path.rmdir()
         raise
+
+
+def _written(folder: Path) -> tuple[Path, ...]:
+    """Every file that a scan writes into its folder."""
+    charts = folder.glob("charts/*.svg")
+    return (*(folder / name for name in NAMES.values()), folder / STATE_NAME, folder / LOCK_NAME, *charts)
+
+
+def _remove_partial(folder: Path) -> None:
+    """Take away what a process that was killed left half written: whoever holds the lock is the only one at work."""
+    for partial in (*folder.glob(".*.partial"), *folder.glob("charts/.*.partial")):
+        with suppress(OSError):
+            partial.unlink()
 
 
 def rescue(result: Result, folder: Path) -> Path | None:
@@ -137,13 +153,20 @@ def reports(result: Result, folder: Path, formats: Collection[str], target: Path
     written: dict[str, Path] = {}
     for kind in (name for name in NAMES if name in formats):
         path = target or folder / NAMES[kind]
-        if kind == "html":
-            text, images = render_html(result), {}
-        elif kind == "md":
-            rendered = render_markdown(result)
-            text, images = rendered.text, dict(rendered.images)
-        else:
-            text, images = to_json(result), {}
+        images: dict[str, str] = {}
+        try:
+            if kind == "html":
+                text = render_html(result)
+            elif kind == "md":
+                rendered = render_markdown(result)
+                text, images = rendered.text, dict(rendered.images)
+            else:
+                text = to_json(result)
+        except (ArithmeticError, ValueError) as error:  # a size of 0, a negative KLD: no scan writes these
+            raise InputError(
+                f"the result holds numbers that cannot be shown ({error})",
+                "give the result.json that `qres scan` wrote",
+            ) from error
         for name, image in images.items():
             _write(path.parent / name, image)
         _write(path, text)
@@ -161,7 +184,9 @@ def _write(path: Path, text: str) -> None:
         partial.write_text(text, encoding="utf-8", newline="\n")
         partial.replace(path)
     except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror or error}") from error
+        raise InputError(
+            f"cannot write {path}: {error.strerror or error}", "choose another place with --out"
+        ) from error
     finally:
         with suppress(OSError):  # where no partial file could be made there is none to remove
             partial.unlink()

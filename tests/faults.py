@@ -10,12 +10,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
 import psutil
+import pytest
 
 PATIENCE_S = 240.0
 """Until a test gives up on something that should have happened: many times what it takes on two quiet cores."""
@@ -136,9 +137,24 @@ class Scan:
             assert time.monotonic() < end, f"never came: {why}\n{self.stderr}"
             time.sleep(_POLL_S)
 
+    def settle(self, what: Callable[[], object], limit_s: float = PATIENCE_S) -> None:
+        """Wait until something is so, or for as long as there is patience."""
+        end = time.monotonic() + limit_s
+        while not what() and time.monotonic() < end:
+            time.sleep(_POLL_S)
+
     def ends(self) -> int:
         """Wait for the end; the exit code."""
         return self.popen.wait(PATIENCE_S)
+
+    def freeze(self, what: Callable[[], object], why: str) -> psutil.Process:
+        """Wait for a moment at which there is a worker, and stop the worker there, so that the moment lasts."""
+        self.until(lambda: self.worker() and what(), why)
+        worker = self.worker()
+        assert worker is not None, why
+        worker.suspend()
+        assert what(), f"over before the worker could be stopped: {why}"
+        return worker
 
     def interrupt(self, number: signal.Signals = signal.SIGINT, group: bool = True) -> float:
         """Send a signal, wait for the end, and say how many seconds that took."""
@@ -152,6 +168,29 @@ class Scan:
             time.sleep(_POLL_S)
         return time.monotonic() - started
 
+    def loads(self, name: str) -> bool:
+        """Does the worker have this file in its memory?"""
+        return self._maps(self.worker(), name)
+
+    def opens(self, name: str) -> bool:
+        """Does the parent have this file open?"""
+        with suppress(OSError):
+            for link in Path(f"/proc/{self.pid}/fd").iterdir():
+                with suppress(OSError):
+                    if link.readlink().name == name:
+                        return True
+        return False
+
+    def imports(self, name: str) -> bool:
+        """Has the parent loaded a library whose name has this in it?"""
+        return self._maps(psutil.Process(self.pid), name)
+
+    @staticmethod
+    def _maps(process: psutil.Process | None, name: str) -> bool:
+        with suppress(OSError):
+            return process is not None and name in Path(f"/proc/{process.pid}/maps").read_text(errors="replace")
+        return False
+
     def gone(self, within_s: float) -> list[str]:
         """Processes that are left of it after a while, by their command lines; empty as soon as there are none."""
         end = time.monotonic() + within_s
@@ -163,3 +202,35 @@ class Scan:
             if not left or time.monotonic() > end:
                 return left
             time.sleep(_POLL_S * 10)
+
+
+def seconds(quiet: float) -> float:
+    """A limit in seconds, as it is on this machine now: longer when more processes want to run than there are CPUs."""
+    return quiet * max(1.0, 2 * os.getloadavg()[0] / (os.cpu_count() or 1))
+
+
+@contextmanager
+def small_disk(folder: Path, size: str) -> Iterator[Path]:
+    """A file system of its own in memory, as root; skips elsewhere: `unshare -rm` makes a user root for a test."""
+    folder.mkdir()
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        pytest.skip(f"cannot mount a small disk (try under unshare -rm): {done.stderr.strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def fill(folder: Path) -> Path:
+    """Take all the room that is left on a disk; the file that does."""
+    path = folder / "ballast"
+    with path.open("wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(b"\1" * 4096)
+    return path

@@ -74,10 +74,6 @@ FOREIGN: dict[str, tuple[bytes, tuple[str, ...]]] = {
     "cut-in-the-counts": (full()[:20], ("truncated", AGAIN)),
 }
 """Bytes -> words; scan and inspect refuse them alike."""
-FOREIGN_BUGS = {
-    "pickle-4": "only pickles of protocol 2 are known, not those of today's Python",
-    "tar": "a tar archive is not known, other archives are",
-}
 UNSUPPORTED = {"version-0", "version-1", "version-99", "big-endian"}
 
 NOT_GGUF = [
@@ -87,7 +83,6 @@ NOT_GGUF = [
         make(data),
         *words,
         code=4 if name in UNSUPPORTED else 3,
-        bug=FOREIGN_BUGS.get(name, ""),
     )
     for name, (data, words) in FOREIGN.items()
     for command, make in (("scan", scan), ("inspect", inspect))
@@ -147,11 +142,10 @@ BROKEN: dict[str, tuple[bytes, int, tuple[str, ...]]] = {
     "architecture-that-is-a-number": (full({"general.architecture": 7}), 3, ("does not name its architecture",)),
 }
 """Bytes, exit code and words of a scan; what of them llama.cpp alone finds is tested with it."""
-BROKEN_BUGS = {"alignment-text": "32 is said to be no power of two, because it is text"}
 
 DAMAGED = [
     *(
-        case(f"scan-{name}", f"a GGUF with {name}", scan(data), *words, code=code, bug=BROKEN_BUGS.get(name, ""))
+        case(f"scan-{name}", f"a GGUF with {name}", scan(data), *words, code=code)
         for name, (data, code, words) in BROKEN.items()
     ),
     *(
@@ -192,21 +186,26 @@ def unreadable(folder: Path) -> Sequence[str]:
     return ["scan", "model.gguf"]
 
 
-NO_ADVICE = "nothing is said about what to do"
-EMPTY_WORD = "an empty word is taken for the current folder"
 PATHS = [
     case("missing", "a name without a file", lambda _: ["scan", "gone.gguf"], "gone.gguf does not exist"),
     case("missing-to-inspect", "the same", lambda _: ["inspect", "gone.gguf"], "gone.gguf does not exist"),
     case("missing-candidate", "the same, second", lambda f: [*scan(full())(f), "gone.gguf"], "gone.gguf", "exist"),
-    case("model-empty-word", "a variable that is not set", lambda _: ["scan", ""], "empty", bug=EMPTY_WORD),
+    case("model-empty-word", "a variable that is not set", lambda _: ["scan", ""], "empty", code=2),
     case("folder", "an empty folder", beside("d", made=Path.mkdir), "d is a directory", "Give a .gguf file"),
     case("folder-of-a-model", "with a GGUF in it", beside("d", made=folder_with_a_model), "such as b.gguf"),
     case("pipe", "a FIFO that nobody writes to", beside("p", made=os.mkfifo), "p is not a regular file"),
     case("device", "a device", lambda _: ["scan", os.devnull], "is not a regular file", "a file on disk"),
     case("broken-link", "to nothing", beside("l", made=lambda p: p.symlink_to("x")), "l does not exist"),
-    case("link-to-itself", "a circle", beside("l", made=lambda p: p.symlink_to("l")), "cannot read l", bug=NO_ADVICE),
-    case("below-a-file", "a path through a file", below_a_file, "cannot read model.gguf/m.gguf", bug=NO_ADVICE),
-    case("name-too-long", "5000 characters", lambda _: ["scan", "x" * 5000], "cannot read", bug=NO_ADVICE),
+    case("link-to-itself", "a circle", beside("l", made=lambda p: p.symlink_to("l")), "cannot read l"),
+    case("below-a-file", "a path through a file", below_a_file, "cannot read model.gguf/m.gguf"),
+    case("name-too-long", "5000 characters", lambda _: ["scan", "x" * 5000], "cannot read"),
     case("nul-in-the-name", "no shell passes that on", lambda _: ["scan", "a\0b.gguf"], "null byte", code=2),
-    case("unreadable", "a file that may not be read", unreadable, "no permission", "owner and mode", not_root=True),
+    case(
+        "unreadable",
+        "a file that may not be read",
+        unreadable,
+        "no permission",
+        "owner and mode",
+        not_root=True,
+    ),
 ]

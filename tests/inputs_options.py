@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tests.inputs import ACCEPTED, Case, case, full, scan, small, typed
-from tests.inputs_files import EMPTY_WORD
+from tests.inputs import ACCEPTED, Build, Case, case, full, scan, small, typed
 from tests.test_gguf_file import put
 
 
-def options(arguments: str, code: int, *words: str, bug: str = "", without: tuple[str, ...] = ()) -> Case:
+def options(arguments: str, code: int, *words: str, without: tuple[str, ...] = ()) -> Case:
     """A scan of a good model with options."""
     return case(
         arguments.replace(" ", "_") or "none",
@@ -19,7 +18,6 @@ def options(arguments: str, code: int, *words: str, bug: str = "", without: tupl
         *words,
         code=code,
         without=without,
-        bug=bug,
     )
 
 
@@ -28,7 +26,7 @@ def level(name: str, *words: str, code: int = 2) -> Case:
     return case(f"levels-{name}", f"--levels {name!r}", scan(full(), "--levels", name), *words, code=code)
 
 
-def out(name: str, made: Callable[[Path], object] | None, code: int, *words: str, bug: str = "") -> Case:
+def out(name: str, made: Callable[[Path], object] | None, code: int, *words: str) -> Case:
     """A scan of a good model into something that `made` puts there."""
 
     def make(folder: Path) -> Sequence[str]:
@@ -36,7 +34,17 @@ def out(name: str, made: Callable[[Path], object] | None, code: int, *words: str
             made(folder / name)
         return [*scan(full())(folder), "--out", name]
 
-    return case(f"out-{name[:20] or 'empty'}", f"--out {name!r}", make, *words, code=code, bug=bug)
+    return case(f"out-{name[:20] or 'empty'}", f"--out {name!r}", make, *words, code=code)
+
+
+def in_a_closed_folder(mode: int) -> Build:
+    """A scan into a folder of a folder with these permissions."""
+
+    def make(folder: Path) -> Sequence[str]:
+        (folder / "d").mkdir(mode)
+        return [*scan(full())(folder), "--out", "d/x"]
+
+    return make
 
 
 def page_as_folder(path: Path) -> None:
@@ -113,10 +121,25 @@ OPTIONS = [
         3,
         "too long",
         "hoose another folder with --out",
-        bug="the system's error is caught as one of the answer",
     ),
     out("/proc/qres", None, 3, "cannot write to /proc/qres", "Choose another folder with --out"),
     out("d", page_as_folder, 3, "d/report.html exists and is not a file", "Choose another folder with --out"),
+    case(
+        "out-in-a-folder-to-read",
+        "--out in a folder that may only be read",
+        in_a_closed_folder(0o555),
+        "cannot write to d/x: Permission denied",
+        "Choose another folder with --out",
+        not_root=True,
+    ),
+    case(
+        "out-in-a-closed-folder",
+        "--out in a folder that may not be entered",
+        in_a_closed_folder(0),
+        "cannot write to d/x: Permission denied",
+        "Choose another folder with --out",
+        not_root=True,
+    ),
     case(
         "out-over-the-text",
         "the text is where a report goes",
@@ -132,7 +155,7 @@ OPTIONS = [
         "out/result.json is an input",
         "another place with --out",
     ),
-    case("cache-empty", "a variable that is not set", scan(full(), "--cache", ""), "--cache", code=2, bug=EMPTY_WORD),
+    case("cache-empty", "a variable that is not set", scan(full(), "--cache", ""), "--cache", code=2),
     case("no-command", "a misspelled one", typed("scna m.gguf"), "No such command 'scna'", "scan", code=2),
     case(
         "unknown-option", "an option of other programs", typed("--verbose"), "No such option: --verbose", HELP, code=2
@@ -156,7 +179,6 @@ OPTIONS = [
         typed("demo --levels IQ1_S"),
         "IQ1_S needs an importance matrix",
         code=2,
-        bug="the demo model of 270 MB is made first",
     ),
     case(
         "demo-with-a-model",

@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import math
 
+import numpy as np
 import pytest
 
 from qres import advice
 from qres.advice import NextLevel, UnitDamage, keep_list
+from qres.metrics import OutputStats, TokenScores
 from qres.records import Keep, KeepCheck, Level, NoiseFloor
 from tests.example_result import example
 
@@ -318,3 +320,89 @@ def test_verdict_counts_what_does_not_fit_the_line() -> None:
     keep = tuple(dataclasses.replace(row, unit=f"{i}.ffn", bytes_added=MIB) for i in range(7))
     found = advice.verdict(REFERENCE, [dataclasses.replace(level("Q4_K_M", 40), keep_16bit=keep)], NOISE)
     assert found.keep == "Keep at 16 bit in Q4_K_M: 0.ffn, 1.ffn, 2.ffn, 3.ffn, 4.ffn and 2 more (+7.0 MiB)."
+
+
+# ---------------------------------------------------------------- a reference that predicts nothing
+
+
+def reading(ppl: float | None, name: str = "Q4_K_M", tokens: int = 2040) -> Level:
+    """A level whose reference has this perplexity."""
+    base = level(name, 40)
+    return dataclasses.replace(base, output=dataclasses.replace(base.output, ppl_reference=ppl, tokens=tokens))
+
+
+@pytest.mark.parametrize(
+    ("n_vocab", "ppl", "absurd"),
+    [
+        (49_152, 999.99, False),  # a large vocabulary: 1000
+        (49_152, 1000.0, True),
+        (10_000, 1000.0, True),  # both bounds are the same here
+        (10_000, 999.99, False),
+        (9_990, 999.0, True),  # a small one: a tenth of it
+        (9_990, 998.99, False),
+        (258, 25.81, True),
+        (258, 25.79, False),
+        (258, 317.0, True),  # worse than guessing
+        (49_152, 18.5, False),
+        (49_152, None, False),
+        (49_152, 1.0, False),
+    ],
+)
+def test_absurd_reference_at_its_bounds(n_vocab: int, ppl: float | None, absurd: bool) -> None:
+    reference = dataclasses.replace(REFERENCE, n_vocab=n_vocab)
+    why = advice.absurd_reference(reference, [reading(ppl)])
+    assert bool(why) == absurd
+    if absurd:
+        assert ppl is not None
+        assert f"perplexity of {ppl:,.0f} on this text (guessing has {n_vocab:,})" in why
+
+
+def test_absurd_reference_takes_the_worst_reading() -> None:
+    """Levels leave out different positions, so that each has read the reference at others."""
+    assert advice.absurd_reference(REFERENCE, [reading(20.0), reading(5000.0, "Q8_0"), reading(None, "Q2_K")])
+    assert advice.absurd_reference(REFERENCE, [reading(20.0), reading(30.0, "Q8_0")]) == ""
+
+
+def test_absurd_reference_without_levels_is_unknown() -> None:
+    assert advice.absurd_reference(REFERENCE, []) == ""
+    assert advice.absurd_reference(REFERENCE, [reading(None, tokens=0)]) == ""
+
+
+@pytest.mark.xfail(strict=True, reason="a perplexity beyond e^700 is stored as None, which passes for sound")
+def test_absurd_reference_of_a_perplexity_beyond_all_numbers() -> None:
+    stats = OutputStats()
+    nll = np.full(10, 800.0)
+    stats.update(TokenScores(np.ones(10), nll, nll, np.ones(10, dtype=np.bool_), np.zeros(10), np.zeros(10), 0))
+    lost = dataclasses.replace(level("Q8_0", 40), output=stats.compute())
+    assert lost.output.tokens == 10
+    assert advice.absurd_reference(REFERENCE, [lost])
+
+
+def test_without_advice_keeps_the_ranking() -> None:
+    four = example().levels[0]
+    assert any(row.worth_it for row in four.keep_16bit)
+    plain = advice.without_advice(four)
+    assert not any(row.worth_it for row in plain.keep_16bit)
+    back = [
+        dataclasses.replace(row, worth_it=old.worth_it)
+        for row, old in zip(plain.keep_16bit, four.keep_16bit, strict=True)
+    ]
+    assert dataclasses.replace(plain, keep_16bit=tuple(back)) == four  # nothing else was touched
+    assert advice.without_advice(plain) == plain
+    assert advice.without_advice(level("Q8_0", 80)).keep_16bit == ()
+
+
+@pytest.mark.parametrize("levels", [[], [level("Q5_K_M", 50)], [example().levels[0], level("Q8_0", 80, kld=0.001)]])
+def test_verdict_of_an_absurd_reference_names_nothing_to_ship(levels: list[Level]) -> None:
+    found = advice.verdict(REFERENCE, levels, NOISE, "the reference itself has a perplexity of 317")
+    assert found.level is None
+    assert found.headline == "No advice: the reference itself has a perplexity of 317."
+    said = f"{found.headline} {found.keep} {found.details}"
+    assert not any(name in said for name in ("Ship", "Q4_K_M", "Q5_K_M", "Q8_0", "MiB", "head"))
+    assert "qres inspect" in found.details
+
+
+def test_verdict_of_a_sound_reference_is_not_touched_by_the_check() -> None:
+    levels = [level("Q5_K_M", 50)]
+    assert advice.verdict(REFERENCE, levels, NOISE, "") == advice.verdict(REFERENCE, levels, NOISE)
+    assert advice.verdict(REFERENCE, levels, NOISE).level == "Q5_K_M"

@@ -16,11 +16,11 @@ from gguf import GGUFWriter
 
 from qres import demo, level_cache
 from qres import scan as scan_module
-from qres.cli import main
 from qres.corpus import Texts
 from qres.errors import InputError, NativeError, QresError, UnsupportedError, UsageError
 from qres.job import Preflight
 from qres.levels import Level
+from qres.program import main
 from qres.records import Result
 from qres.result_json import from_json, to_json
 from qres.scan import ScanOptions
@@ -518,10 +518,10 @@ def test_report_into_a_closed_pipe_is_quiet_and_no_error(tmp_path: Path, argumen
 _SCAN_WITHOUT_A_MODEL = f"""
 import sys
 sys.path.insert(0, {str(REPO)!r})
-from qres import cli, scan
+from qres import program, scan
 from tests.example_result import example
 scan.scan = lambda *_: example()
-cli.main(["scan", "m.gguf", "--out", "out"])
+program.main(["scan", "m.gguf", "--out", "out"])
 """
 
 

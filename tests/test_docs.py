@@ -13,7 +13,8 @@ import pytest
 from typer.main import get_command
 
 from qres import advice, errors, levels, records
-from qres.cli import INTERRUPTED, TERMINATED, app
+from qres.cli import app
+from qres.program import INTERRUPTED, TERMINATED
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"

@@ -5,14 +5,17 @@ The cases are in `inputs_*.py`; those that need llama.cpp are in `model/test_inp
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
 
 from qres import scan as scan_module
 from qres import write
+from qres.program import main
 from qres.records import Result
 from tests import (
     inputs,
@@ -61,12 +64,9 @@ def written(_result: Result, folder: Path, *_: object) -> tuple[Path, ...]:
     return (folder / "report.html",)
 
 
-UNDECODABLE = pytest.mark.xfail(strict=True, reason="a traceback: the folder is made from the undecodable name")
-
-
 @pytest.mark.parametrize(
     ("name", "folder"),
-    [pytest.param(*pair, marks=UNDECODABLE if "\udcff" in pair[0] else ()) for pair in inputs_names.FOLDERS.items()],
+    list(inputs_names.FOLDERS.items()),
 )
 def test_reports_go_to_a_folder_that_every_system_takes(
     place: Sandbox, monkeypatch: pytest.MonkeyPatch, name: str, folder: str
@@ -108,3 +108,17 @@ def test_inspection_as_json_is_text_and_nothing_else(place: Sandbox, name: str) 
     assert {row["key"]: row["value"] for row in said["metadata"]}["tokenizer.chat_template"] == shown
     assert f"blk.0.{shown}.weight" in {row["tensor"] for row in said["values"]}
     assert inputs.snapshot(place.root) == before
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_terminal_that_knows_few_characters(
+    place: Sandbox, monkeypatch: pytest.MonkeyPatch, options: list[str]
+) -> None:
+    (place.work / "m.gguf").write_bytes(inputs.full({"general.name": "größe 🦙"}))
+    out = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(out, encoding="latin-1"))
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setattr(sys, "stderr", io.StringIO())
+        main(["inspect", "m.gguf", *options])
+    sys.stdout.flush()
+    assert "größe" in out.getvalue().decode("latin-1")

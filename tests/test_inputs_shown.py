@@ -14,6 +14,8 @@ from markdown_it import MarkdownIt
 
 from qres import scan as scan_module
 from qres.records import Result, Skipped
+from qres.report import charts
+from qres.report.markdown import render_markdown
 from qres.result_json import to_json
 from tests import inputs
 from tests.example_result import example
@@ -123,17 +125,11 @@ def test_no_template_is_filled_in(shown: dict[str, str], kind: str) -> None:
         assert (filled in shown[kind].replace("\\", "")) == (filled != "xxxxxxxxx"), filled
 
 
-RAW = "control characters of a name are written as they are"
-
-
-@pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=pytest.mark.xfail(strict=True, reason=RAW)) for kind in ("html", "md", "out")]
-)
+@pytest.mark.parametrize("kind", ["html", "md", "out"])
 def test_nothing_steers_a_terminal(shown: dict[str, str], kind: str) -> None:
     assert not any(mark in shown[kind] for mark in ("\x1b", "\x07", "\x9b"))
 
 
-@pytest.mark.xfail(strict=True, reason="the process is aborted where the chart is drawn")
 def test_result_with_an_odd_level_is_drawn_or_refused(tmp_path: Path) -> None:
     (tmp_path / "result.json").write_text(to_json(tricked("x", "Q4\x01")), encoding="utf-8")
     done = subprocess.run(
@@ -144,3 +140,12 @@ def test_result_with_an_odd_level_is_drawn_or_refused(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode in (0, 3), done.stderr[-200:]
+
+
+def test_level_that_knows_nothing_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logits of thousands, as a broken level has them, are 800 nats off; the scan is done by then."""
+    monkeypatch.setattr(charts, "to_svg", lambda *_: "<svg/>")
+    result = example()
+    bad = replace(result.levels[0], output=replace(result.levels[0].output, ln_ppl_ratio=800.0))
+    text = render_markdown(replace(result, levels=(bad, *result.levels[1:]))).text
+    assert bad.name in text

@@ -112,17 +112,14 @@ def test_given_quantized_reference_is_remarked(model: Path, tmp_path: Path) -> N
 
 
 def test_levels_that_cannot_be_made(model: Path, tmp_path: Path) -> None:
-    reference = gguf_file.read(model)
     with pytest.raises(UsageError, match="IQ1_S needs an importance matrix"):
-        candidates.wanted_levels(("IQ1_S",), reference)
+        candidates.levels_to_make(("IQ1_S",))
     with pytest.raises(UsageError, match="names no level"):
-        candidates.wanted_levels((), reference)
-    assert [level.name for level in candidates.wanted_levels(("q4_k", "Q4_K_M", "Q8_0"), reference)] == [
-        "Q4_K_M",
-        "Q8_0",
-    ]
+        candidates.levels_to_make(())
+    assert [level.name for level in candidates.levels_to_make(("q4_k", "Q4_K_M", "Q8_0"))] == ["Q4_K_M", "Q8_0"]
+    candidates.require_16bit(gguf_file.read(model))
     with pytest.raises(InputError, match="no level can be made from it"):
-        candidates.wanted_levels(("Q4_K_M",), gguf_file.read(write_q8(tmp_path / "q8.gguf")))
+        candidates.require_16bit(gguf_file.read(write_q8(tmp_path / "q8.gguf")))
 
 
 # ---------------------------------------------------------------- context

@@ -17,7 +17,9 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
+from types import FrameType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from qres.errors import CrashError, NativeError, QresError
@@ -56,18 +58,20 @@ def run(
     receiver, sender = context.Pipe(duplex=False)
     log_receiver, log_sender = context.Pipe(duplex=False)
     child = context.Process(target=_child, args=(sender, log_sender, work, args, kwargs))
-    with _interrupts_wait():
-        child.start()
-    sender.close()
-    log_sender.close()
     log = _Log(log_receiver)
     try:
+        with _interrupts_wait():
+            child.start()
+            sender.close()
+            log_sender.close()
+            log.start()
         outcome = _receive(receiver, on_event)
         child.join()
     finally:
-        if child.is_alive():  # an interrupt, or an error in on_event
-            child.kill()
-        child.join()
+        if child.pid is not None:
+            if child.is_alive():  # an interrupt, or an error in on_event
+                child.kill()
+            child.join()
         receiver.close()
         log.close()
         if os.environ.get("QRES_DEBUG"):
@@ -83,15 +87,28 @@ def run(
 
 @contextmanager
 def _interrupts_wait() -> Iterator[None]:
-    """Hold Ctrl-C back while the child starts: it inherits the mask and never sees one; the parent decides."""
-    if not hasattr(signal, "pthread_sigmask"):  # Windows
+    """Hold signals back while the child starts, so that it is known by then and can be ended.
+
+    The child inherits the mask and never sees a Ctrl-C, which the terminal sends to all; the parent decides. The mask
+    alone would not do for the parent: what one thread holds back is delivered to another one, numpy's for instance.
+    """
+    if not hasattr(signal, "pthread_sigmask") or threading.current_thread() is not threading.main_thread():
         yield
         return
+    resource_tracker.ensure_running()  # else `start` starts it, which ends with the signals let through
+    caught: list[tuple[int, FrameType | None]] = []
+    handlers = {n: signal.signal(n, lambda *seen: caught.append(seen)) for n in (signal.SIGINT, signal.SIGTERM)}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for held, handler in handlers.items():
+            signal.signal(held, handler)
+    for number, frame in caught[:1]:
+        decide = handlers[signal.Signals(number)]
+        if callable(decide):
+            decide(number, frame)
 
 
 class _Log:
@@ -101,6 +118,9 @@ class _Log:
         self._receiver = receiver
         self._tail = b""
         self._thread = threading.Thread(target=self._collect, daemon=True)
+
+    def start(self) -> None:
+        """Begin to read; the other end must be the child's alone by then."""
         self._thread.start()
 
     def _collect(self) -> None:
@@ -110,7 +130,8 @@ class _Log:
 
     def close(self) -> None:
         """Wait for the end of the log."""
-        self._thread.join(_PATIENCE_S)
+        if self._thread.ident is not None:
+            self._thread.join(_PATIENCE_S)
         if not self._thread.is_alive():  # else someone the child started still holds the pipe
             self._receiver.close()
 

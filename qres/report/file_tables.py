@@ -62,7 +62,7 @@ def non_finite(result: Result) -> Table:
         Column("with", "code"),
         Column("first token", "text"),
         Column("its input reaches"),
-        Column("broken tensors in the file", "code"),
+        Column("broken in the file", "code"),
     )
     rows = (
         (

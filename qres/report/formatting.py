@@ -7,6 +7,9 @@ import math
 NA = "n/a"
 MINUS = "−"
 
+MAX_LN_RATIO = 20.0
+"""A perplexity up to e^20 times as high is shown in percent."""
+
 
 def significant(value: float | None, digits: int = 3) -> str:
     """A number with `digits` significant digits; scientific below 1e-4.
@@ -71,6 +74,8 @@ def change(ln_ratio: float | None, error: float | None = None) -> str:
     """
     if ln_ratio is None:
         return NA
+    if ln_ratio > MAX_LN_RATIO:  # a broken level: e^700 has 300 digits
+        return f"× e^{ln_ratio:.0f}"
     text = f"{100 * math.expm1(ln_ratio):+.2f}"
     if error is not None:
         text += f" ± {100 * math.exp(ln_ratio) * error:.2f}"

@@ -8,6 +8,7 @@ import jinja2
 
 from qres.records import Result
 from qres.report import charts, tables, themes
+from qres.report.plain import plain_record
 from qres.report.sections import Figure, figures, sections
 from qres.report.table import Table
 from qres.report.words import DEFINITIONS
@@ -15,6 +16,7 @@ from qres.report.words import DEFINITIONS
 
 def render_html(result: Result) -> str:
     """The whole report as a page; the same result always gives the same text."""
+    result = plain_record(result)
     parts = sections(result)
     page = _environment().get_template("report.html.j2")
     return page.render(

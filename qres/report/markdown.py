@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from qres.records import Result
 from qres.report import charts, tables, themes
+from qres.report.plain import plain_record
 from qres.report.sections import Figure, Item, figures, sections
 from qres.report.table import Table
 from qres.report.words import DEFINITIONS
@@ -23,6 +24,7 @@ class Markdown:
 
 def render_markdown(result: Result) -> Markdown:
     """The whole report as Markdown: the verdict first."""
+    result = plain_record(result)
     parts = sections(result)
     blocks = [f"# {escape(result.reference.name)}: what quantization does to it", *_verdict(result)]
     for part in parts:

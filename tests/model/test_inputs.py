@@ -133,7 +133,6 @@ SHORT = [
     ),
 ]
 
-NO_ADVICE = "llama.cpp's refusal of a model has no advice: update llama-cpp-python, or convert the model again"
 NATIVE = [
     inputs.case(
         "gpu-without-a-gpu",
@@ -158,7 +157,6 @@ NATIVE = [
         "unknown model architecture: 'lluma'",
         "pdate",
         code=5,
-        bug=NO_ADVICE,
     ),
     inputs.case(
         "tensor-missing",
@@ -167,7 +165,6 @@ NATIVE = [
         "llama.cpp cannot load bad.gguf",
         "'blk.1.ffn_up.weight' not found",
         code=5,
-        bug=NO_ADVICE,
     ),
     inputs.case(
         "name-that-is-no-utf-8",
@@ -175,7 +172,6 @@ NATIVE = [
         changed(lambda data: data[:9000], "m\udcff.gguf"),
         "m\ufffd.gguf is",
         "truncated",
-        bug="a traceback: the default folder is made from the undecodable name",
     ),
 ]
 

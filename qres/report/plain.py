@@ -1,0 +1,37 @@
+"""Texts without control characters: names come out of files that anybody may have made."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, TypeVar
+from unicodedata import category
+
+_T = TypeVar("_T")
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+
+
+def plain(text: str) -> str:
+    r"""The text with everything that steers a terminal or is no character replaced; spaces and new lines stay.
+
+    >>> plain("a\x1b[31m")
+    'a\N{REPLACEMENT CHARACTER}[31m'
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c == "\n" or category(c) == "Zs" else _REPLACEMENT for c in text)
+
+
+def plain_record(record: _T) -> _T:
+    """A frozen record, and all records in it, with plain texts."""
+    cleaned: _T = _clean(record)
+    return cleaned
+
+
+def _clean(value: Any) -> Any:  # noqa: ANN401 - as heterogeneous as the records
+    if isinstance(value, str):
+        return plain(value)
+    if isinstance(value, tuple):
+        return tuple(_clean(item) for item in value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.replace(value, **{f.name: _clean(getattr(value, f.name)) for f in dataclasses.fields(value)})
+    return value

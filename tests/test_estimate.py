@@ -1,0 +1,183 @@
+"""What a scan is said to need: the words at every border, and the sizes against what llama.cpp writes."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from qres import estimate, gguf_file, levels
+from qres.estimate import GIB, Estimate
+from qres.gguf_file import Inventory
+from tests import tiny
+
+MIB = 2**20
+
+
+def need(files: int, memory: int, available: int, disk: int = 0, free: int = 0) -> Estimate:
+    return Estimate(files=files, memory=memory, memory_available=available, disk=disk, disk_free=free)
+
+
+# ---------------------------------------------------------------- the words
+
+
+def test_estimate_says_what_is_needed() -> None:
+    text = str(need(500 * MIB, 2 * GIB, 10 * GIB, 300 * MIB, 61 * GIB))
+    assert text == (
+        "Needs about 2.0 GiB of memory beside 500 MiB of model files (10.0 GiB available) and 300 MiB of disk "
+        "(61.0 GiB free)"
+    )
+
+
+def test_estimate_of_given_files_says_nothing_about_the_disk() -> None:
+    assert str(need(5 * GIB, 300 * MIB, GIB, 0, 61 * GIB)) == (
+        "Needs about 300 MiB of memory beside 5.0 GiB of model files (1.0 GiB available)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("size", "text"), [(GIB - 1, "1024 MiB"), (GIB, "1.0 GiB"), (0, "0 MiB"), (1536 * MIB, "1.5 GiB")]
+)
+def test_estimate_sizes_at_the_border_of_a_gib(size: int, text: str) -> None:
+    assert f"about {text} of memory" in str(need(0, size, 0))
+
+
+@pytest.mark.parametrize(
+    ("files", "memory", "words"),
+    [
+        (0, 1000, ""),  # exactly what there is
+        (400, 600, ""),
+        (401, 600, "again and again"),
+        (10**9, 1000, "again and again"),
+        (0, 1001, "smaller --n-ctx or fewer levels"),
+        (10**9, 1001, "smaller --n-ctx or fewer levels"),  # the graver one only
+    ],
+)
+def test_warning_at_its_borders(files: int, memory: int, words: str) -> None:
+    warning = need(files, memory, 1000).warning
+    assert words in warning
+    assert bool(warning) == bool(words)
+
+
+def test_warnings_name_the_figures() -> None:
+    warning = need(GIB, 9 * GIB, 8 * GIB).warning
+    assert "about 9.0 GiB of memory beside the models, 8.0 GiB are available" in warning
+    warning = need(7 * GIB, 2 * GIB, 8 * GIB).warning
+    assert "models take 7.0 GiB and the scan about 2.0 GiB more, 8.0 GiB of memory are available" in warning
+
+
+# ---------------------------------------------------------------- from files to an estimate
+
+Q4, Q8 = levels.LEVELS_BY_NAME["Q4_K_M"], levels.LEVELS_BY_NAME["Q8_0"]
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Inventory:
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=7 * GIB))
+    return gguf_file.read(tiny.write_llama(tmp_path / "tiny.gguf"))
+
+
+def total(model: Inventory, *wanted: levels.Level, n_ctx: int = 512, context: tuple[int, int] | None = None) -> int:
+    return estimate.estimate(model, (), wanted, n_ctx, context, Path("cache")).memory
+
+
+def test_estimate_of_levels_to_make(model: Inventory, tmp_path: Path) -> None:
+    found = estimate.estimate(model, (), (Q4, Q8), 512, (MIB, MIB), tmp_path / "not" / "there" / "yet")
+    made = [estimate.level_bytes(model, level) for level in (Q4, Q8)]
+    assert found.disk == sum(made)
+    assert found.files == model.file_bytes + sum(made)
+    assert found.memory_available == 7 * GIB
+    assert found.disk_free == pytest.approx(psutil.disk_usage(str(tmp_path)).free, abs=GIB)
+    assert found.warning == ""
+
+
+def test_estimate_of_given_files_takes_no_disk(model: Inventory) -> None:
+    found = estimate.estimate(model, (model, model), (), 512, None, Path("cache"))
+    assert found.disk == 0
+    assert found.files == model.file_bytes + 2 * model.tensor_bytes
+
+
+def test_estimate_grows_with_what_is_held(model: Inventory) -> None:
+    """One chunk's logits per model, the stream of the reference and a level, and one error per branch and level."""
+    logits = 4 * 512 * model.n_vocab
+    point = 4 * 512 * model.n_embd
+    repacked = estimate.level_bytes(model, Q8)
+    assert total(model, Q4, Q8) - total(model, Q4) == logits + 5 * point + repacked
+    assert total(model, Q4, n_ctx=1024) - total(model, Q4) == 5 * logits + (2 * 9 + 5) * point
+    assert total(model, Q4, context=(3 * MIB, 5 * MIB)) - total(model, Q4) == 3 * 8 * MIB
+    wide = dataclasses.replace(model, n_vocab=model.n_vocab + 1000)
+    assert total(wide, Q4) - total(model, Q4) == 5 * 4 * 512 * 1000
+
+
+def test_estimate_of_a_model_whose_header_says_nothing(model: Inventory) -> None:
+    bare = dataclasses.replace(model, n_layer=0, n_embd=0, n_vocab=0)
+    assert 0 < total(bare, Q4) < total(model, Q4)
+
+
+# ---------------------------------------------------------------- sizes against llama.cpp's own
+
+
+def write_wide(path: Path, monkeypatch: pytest.MonkeyPatch, n_embd: int, n_ff: int, n_layer: int) -> Inventory:
+    """A model where the blocks, not the vocabulary, are most of the file, as in real ones."""
+    monkeypatch.setattr(tiny, "N_EMBD", n_embd)
+    monkeypatch.setattr(tiny, "N_FF", n_ff)
+    return gguf_file.read(tiny.write_llama(path, n_layer=n_layer))
+
+
+def llama_bytes(model: Inventory, level: levels.Level) -> int:
+    """What the quantizer's dry run says."""
+    from qres.native.quantizer import quantized_bytes
+
+    return quantized_bytes(model.path, level.ftype, 1)
+
+
+MIXED_MORE = {"Q3_K_L": "its recipe gives most tensors Q5_K", "MXFP4_MOE": "of a dense model it is Q8_0"}
+"""Levels whose recipe is far from their base type."""
+MAKEABLE = [level for level in levels.LEVELS if not level.needs_imatrix]
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    "level",
+    [
+        pytest.param(level, marks=pytest.mark.xfail(strict=True, reason=MIXED_MORE[level.name]))
+        if level.name in MIXED_MORE
+        else level
+        for level in MAKEABLE
+    ],
+    ids=lambda level: level.name,
+)
+def test_level_bytes_are_llama_cpps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, level: levels.Level) -> None:
+    model = write_wide(tmp_path / "wide.gguf", monkeypatch, 256, 768, 8)
+    assert estimate.level_bytes(model, level) == pytest.approx(llama_bytes(model, level), rel=0.12)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("name", ["Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0", "IQ4_XS", "Q4_0", "Q2_K"])
+def test_level_bytes_with_fallbacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Rows of 288 hold no whole block of 256: everything becomes another type."""
+    model = write_wide(tmp_path / "odd.gguf", monkeypatch, 288, 800, 4)
+    level = levels.LEVELS_BY_NAME[name]
+    assert estimate.level_bytes(model, level) == pytest.approx(llama_bytes(model, level), rel=0.1)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("name", ["Q4_K_M", "Q2_K", "Q8_0", "F16"])
+def test_level_bytes_of_a_large_vocabulary(tmp_path: Path, name: str, request: pytest.FixtureRequest) -> None:
+    if name.startswith(("Q4", "Q2")):
+        reason = "token_embd is taken for Q6_K although only a tied one is"
+        request.node.add_marker(pytest.mark.xfail(strict=True, reason=reason))
+    words = [*tiny.byte_tokens(), *(f"word{i}" for i in range(8000))]
+    model = gguf_file.read(tiny.write_llama(tmp_path / "words.gguf", tokens=words))
+    level = levels.LEVELS_BY_NAME[name]
+    assert estimate.level_bytes(model, level) == pytest.approx(llama_bytes(model, level), rel=0.1)
+
+
+def test_level_bytes_leave_vectors_alone(model: Inventory) -> None:
+    vectors = sum(tensor.n_bytes or 0 for tensor in model.tensors if tensor.n_dims < 2)
+    assert vectors > 0
+    exact = sum(gguf_file.bytes_at(tensor, "Q8_0") for tensor in model.tensors if tensor.n_dims >= 2)
+    assert estimate.level_bytes(model, Q8) == exact + vectors
