@@ -125,7 +125,7 @@ def _require_same_model(reference: Inventory, other: Inventory) -> None:
     if difference:
         raise InputError(
             f"{other.path.name} has another tokenizer than {reference.path.name}: {difference}",
-            "their outputs cannot be compared",
+            "their outputs cannot be compared: give files made from this reference",
         )
 
 

@@ -107,7 +107,7 @@ def shape_difference(reference: Inventory, quantized: Inventory) -> str | None:
 def vector_difference(reference: Inventory, quantized: Inventory) -> str | None:
     """The first vector (norm weights, biases) that is F32 in both files, but not the same bytes; None if there is none.
 
-    Quantizing leaves these alone, so that a difference means another model of the same shape: another fine-tune, or
+    Quantizing leaves these alone (rope factors are left out: converters compute them), so that a difference means another model of the same shape: another fine-tune, or
     another stage of training.
 
     Raises:
@@ -115,7 +115,7 @@ def vector_difference(reference: Inventory, quantized: Inventory) -> str | None:
     """
     theirs = {tensor.name: tensor for tensor in quantized.tensors if tensor.type == "F32"}
     for tensor in reference.tensors:
-        if tensor.n_dims != 1 or tensor.type != "F32" or tensor.name not in theirs:
+        if tensor.n_dims != 1 or tensor.type != "F32" or tensor.name not in theirs or "rope" in tensor.name:
             continue
         other = theirs[tensor.name]
         if tensor.shape == other.shape and not _same_bytes(reference, tensor, quantized, other):

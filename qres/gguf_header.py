@@ -13,6 +13,7 @@ A strict reading is a tolerant one, after which the first problem is raised.
 
 from __future__ import annotations
 
+import re
 import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -73,7 +74,8 @@ def read_header(path: Path, shard: int = 0, *, tolerant: bool = False) -> Header
         with path.open("rb", buffering=1 << 20) as file:
             header = parse(file, status.st_size, path, shard)
     except FileNotFoundError as error:
-        raise InputError(f"{show(path)} does not exist", "check the path") from error
+        hint = "download it first" if re.match(r"https?:/", str(path)) else "check the path"
+        raise InputError(f"{show(path)} does not exist", hint) from error
     except PermissionError as error:
         raise InputError(f"no permission to read {show(path)}", "check its owner and mode") from error
     except (OSError, ValueError) as error:  # ValueError: a NUL byte in the path

@@ -95,6 +95,6 @@ def _fail(message: str, hint: str, code: int) -> None:
 def _sentence(hint: str) -> str:
     """The hint with a capital letter and a full stop, where these would not change a name or a command in it."""
     first, last = hint.split(maxsplit=1)[0], hint.rsplit(maxsplit=1)[-1]
-    if first.rstrip(",:").isalpha() and not first.startswith("llama"):
+    if first.rstrip(",:").isalpha() and first not in ("llama.cpp", "qres"):
         hint = hint[0].upper() + hint[1:]
     return hint if re.search(r"\w[./]\w", last) and ">" in hint else f"{hint}."

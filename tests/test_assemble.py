@@ -18,8 +18,9 @@ from qres.file_stamp import stamp
 from qres.findings import Extreme, NonFinite, SharedTensors
 from qres.gguf_file import Inventory
 from qres.job import Measured, MeasuredLevel
+from qres.levels import F16_MAX
 from qres.records import Result, Settings, Skipped
-from qres.tensor_values import F16_MAX, TensorValues
+from qres.tensor_values import TensorValues
 from tests import tiny
 from tests.example_result import example
 
@@ -174,7 +175,7 @@ def test_result_passes_shared_tensors_on(model: Inventory) -> None:
 # ---------------------------------------------------------------- an absurd reference
 
 
-@pytest.mark.parametrize(("ppl", "absurd"), [(999.9, False), (1000.0, True), (None, False)])
+@pytest.mark.parametrize(("ppl", "absurd"), [(999.9, False), (1000.0, True), (None, True)])
 def test_result_without_advice(model: Inventory, ppl: float | None, absurd: bool) -> None:
     found = result(model, measured(measured_level(ppl_reference=ppl)))
     assert (found.verdict.level is None) == absurd

@@ -17,7 +17,7 @@ DATA = bytes(range(256)) * 16
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """Written a while ago: file systems count time in steps of milliseconds, and a change is later than the last one."""
+    """Written a while ago: file systems count time in steps of milliseconds, and a change comes later."""
     path = tmp_path / "model.gguf"
     path.write_bytes(DATA)
     os.utime(path, ns=(10**18, 10**18))

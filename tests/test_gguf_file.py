@@ -732,7 +732,10 @@ BROKEN: dict[str, tuple[bytes, str]] = {
         "rows of 100, not a multiple of Q4_K's block of 256",
     ),
     "alignment": (build(LLAMA | {"general.alignment": 24}, ROWS, 2048), "general.alignment is 24"),
-    "alignment text": (build(LLAMA | {"general.alignment": "32"}, ROWS, 2048), "general.alignment is 32, not"),
+    "alignment text": (
+        build(LLAMA | {"general.alignment": "32"}, ROWS, 2048),
+        "general.alignment is '32', not a number",
+    ),
 }
 
 

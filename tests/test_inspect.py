@@ -22,8 +22,8 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from qres import bpw_gap, claims, gguf_file, inspect_view, inspection, levels
-from qres.cli import main
 from qres.inspection import Inspection, inspect
+from qres.program import main
 from qres.tensor_values import TensorValues
 from tests.tiny import write_llama
 
@@ -670,9 +670,8 @@ def test_of_100_gb_only_the_header_is_read(
 
 def test_inspecting_loads_nothing_that_computes(tmp_path: Path) -> None:
     path = put(tmp_path / "m.gguf")
-    code = (
-        f"import sys; from qres.cli import main; main(['inspect', {str(path)!r}]); print(*sys.modules, file=sys.stderr)"
-    )
+    run = f"from qres.program import main; main(['inspect', {str(path)!r}])"
+    code = f"import sys; {run}; print(*sys.modules, file=sys.stderr)"
     ended = subprocess.run([sys.executable, "-c", code], cwd=REPO, capture_output=True, text=True, check=True)
     assert not {"gguf", "llama_cpp", "torch", "msgspec", "qres.tensor_values"} & set(ended.stderr.split())
 

@@ -213,11 +213,6 @@ def test_order_of_the_vocabulary_does_not_matter(pair: Pair, random: Random) -> 
     assert (after.same_top == before.same_top)[clear].all()
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=RuntimeWarning,
-    reason="float32 differences of logits beyond 1.7e38 overflow with a RuntimeWarning",
-)
 def test_logits_near_the_end_of_float32_do_not_warn() -> None:
     rows = np.array([[3e38, -3e38]], dtype=np.float32)
     found = Pair(rows, rows.copy(), [0]).compare()
@@ -291,11 +286,6 @@ def test_figures_of_a_level_keep_their_bounds(chunks: list[Pair]) -> None:
     assert abs(found.mean_delta_p) <= found.rms_delta_p * (1 + 1e-12) + 1e-150 <= 1 + 1e-9
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="the variance of equal likelihoods is rounding, and so is what it divides",
-)
 def test_correlation_of_likelihoods_that_never_change_is_none() -> None:
     # Both models give the next token the same probability everywhere: 2.449 is no correlation.
     n = 15
@@ -877,7 +867,6 @@ def test_text_is_the_same_from_any_editor(put: Callable[[bytes], Path], text: st
             assert corpus.read_text(put(mark + text.replace("\n", end).encode())).text == text.encode()
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="the byte is counted from behind the byte order mark")
 def test_byte_that_is_not_utf8_is_counted_from_the_start_of_the_file(put: Callable[[bytes], Path]) -> None:
     with pytest.raises(InputError, match=r"byte 3 is 0xff"):
         corpus.read_text(put(BOM + b"\xff"))

@@ -210,9 +210,9 @@ def test_endless_nesting_is_refused() -> None:
 
 
 def test_load_of_a_missing_file_or_a_folder(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"^cannot read .*gone\.json: No such file or directory$"):
+    with pytest.raises(InputError, match=r"^cannot read .*gone\.json: No such file or directory \(give the result"):
         load(tmp_path / "gone.json")
-    with pytest.raises(InputError, match=r"^cannot read .*: Is a directory$"):
+    with pytest.raises(InputError, match=r"^cannot read .*: Is a directory \(give the result"):
         load(tmp_path)
 
 

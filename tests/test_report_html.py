@@ -10,7 +10,8 @@ from html.parser import HTMLParser
 import pytest
 
 from qres import records, result_json
-from qres.report import charts, render_html
+from qres.report import charts
+from qres.report.html import render_html
 from tests.example_result import example
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&"

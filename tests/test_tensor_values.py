@@ -15,7 +15,8 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter, quants
 from qres import gguf_file, tensor_values
 from qres.errors import InputError
 from qres.gguf_file import Inventory
-from qres.tensor_values import F16_MAX, TensorValues, scan
+from qres.levels import F16_MAX
+from qres.tensor_values import TensorValues, scan
 
 Bits = npt.NDArray[Any]
 FLOATS = {"F16": "<u2", "BF16": "<u2", "F32": "<u4", "F64": "<u8"}

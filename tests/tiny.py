@@ -40,9 +40,10 @@ def predictive(name: str, values: Floats) -> tuple[npt.NDArray[np.generic], gguf
     the head holds the logarithms of how often each token follows it in the built-in text.
     """
     if name == "token_embd.weight":
-        values = np.eye(len(values), N_EMBD, dtype=np.float32) * N_EMBD**0.5
+        values = np.eye(len(values), N_EMBD, dtype=np.float32)
+        values *= np.float32(N_EMBD**0.5)
     elif name.endswith(("attn_output.weight", "ffn_down.weight")):
-        values = values / 8  # branches that disturb the prediction a little
+        values = values / np.float32(8)  # branches that disturb the prediction a little
     elif name == "output.weight":
         values = (_follow(len(values))[:, :N_EMBD] / N_EMBD**0.5).astype(np.float32)
     return keep(name, values)
