@@ -63,7 +63,7 @@ def read_text(path: Path) -> Source:
             "convert it to UTF-8",
         ) from error
     if "\0" in text:
-        raise InputError(f"{name} holds NUL bytes at {text.index(chr(0))}", "give a text file, not a binary one")
+        raise InputError(f"{name} holds NUL bytes at {raw.index(0)}", "give a text file, not a binary one")
     return Source(name, text=text.replace("\r\n", "\n").encode())
 
 

@@ -107,8 +107,8 @@ def shape_difference(reference: Inventory, quantized: Inventory) -> str | None:
 def vector_difference(reference: Inventory, quantized: Inventory) -> str | None:
     """The first vector (norm weights, biases) that is F32 in both files, but not the same bytes; None if there is none.
 
-    Quantizing leaves these alone (rope factors are left out: converters compute them), so that a difference means another model of the same shape: another fine-tune, or
-    another stage of training.
+    Quantizing leaves these alone, so that a difference means another model of the same shape: another fine-tune, or
+    another stage of training. Rope factors are left out: each converter computes them.
 
     Raises:
         InputError: a file cannot be read.

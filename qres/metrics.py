@@ -64,7 +64,8 @@ class Quantiles:
         rank = q * (n - 1)
         low, high = (self._value(int(np.searchsorted(cumulative, math.floor(rank) + k, side="right"))) for k in (0, 1))
         part = rank - math.floor(rank)
-        return low if part == 0 else low + part * (high - low)
+        value = low if part == 0 else low + part * (high - low)
+        return min(value, float(self.max[row]))
 
     @staticmethod
     def _value(index: int) -> float:
@@ -160,7 +161,7 @@ def score_reference(logits: Floats, tokens: Sequence[int]) -> Scored:
     )  # a copy: the buffer is reused by the next decode
     lse = _log_sum_exp(rows)
     p = np.empty_like(rows)
-    with np.errstate(invalid="ignore"):  # infinite logits are counted, not hidden
+    with np.errstate(invalid="ignore", over="ignore"):  # infinite logits are counted, not hidden
         for block in _blocks(len(rows)):
             p[block] = np.exp(rows[block] - lse[block, None].astype(np.float32))
     nll = lse - rows[np.arange(len(rows)), targets].astype(np.float64)
@@ -226,7 +227,7 @@ def _log_sum_exp(rows: Floats) -> Doubles:
     for block in _blocks(len(rows)):
         part = rows[block]
         top = part.max(axis=1)
-        with np.errstate(invalid="ignore"):  # infinite logits are counted, not hidden
+        with np.errstate(invalid="ignore", over="ignore"):  # infinite logits are counted, not hidden
             out[block] = np.log(np.exp(part - top[:, None]).sum(axis=1, dtype=np.float64)) + top
     return out
 

@@ -91,12 +91,18 @@ def dead(name: str, values: tiny.Floats) -> Written:
 
 
 def louder(factor: float, token: str = "") -> tiny.Change:
-    """Finite weights whose last FFN has inner values that are `factor` squared as large; for one token only if given."""
+    """Finite weights whose last FFN has inner values that are `factor` squared as large.
+
+    For one token only if given, and then in few channels, so that all other tokens are predicted as before.
+    """
 
     def change(name: str, values: tiny.Floats) -> Written:
         if name in ("blk.1.ffn_gate.weight", "blk.1.ffn_up.weight"):
             values = values.copy()
-            values[:, [ord(token)] if token else slice(None)] *= factor
+            if token:
+                values[:8, ord(token)] *= factor
+            else:
+                values *= np.float32(factor)
         if name == DOWN and not token:
             values = values * np.float32(10 / factor**2)
         return sound(name, values)
@@ -165,8 +171,8 @@ MODELS: dict[str, tiny.Change] = {
     "row": with_nan_row,
     "dead": dead,
     "loud": louder(400),
-    "loud-once": louder(400, ODD),
-    "gentle": gentler(400),
+    "loud-once": louder(600, ODD),
+    "gentle": gentler(600),
     "scale": with_nan_scale("blk.0.ffn_up.weight"),
     "scale-out": with_nan_scale(DOWN),
     "near": louder(75),
