@@ -78,6 +78,12 @@ def given(model: Path, files: Sequence[Path], note: Note) -> Given:
         first = full[0]
         note(f"Taken as the reference: {first.path.name}, the 16-bit one")
     gguf_file.require_language_model(first, "reference")
+    if not first.is_16bit:
+        kind = first.file_type or "already quantized"
+        remarks.append(
+            f"The reference {first.path.name} is {kind} at {first.bpw:.2f} bits per weight, not 16 bit: every figure "
+            "compares with an already damaged model."
+        )
     for one in (first, *others):
         disagreement = claims.level_disagreement(one)
         if disagreement:
@@ -93,12 +99,6 @@ def given(model: Path, files: Sequence[Path], note: Note) -> Given:
                 f"{other.path.name} was not made from {first.path.name}: {show(vector)} differs, which quantizing "
                 "leaves alone. The figures are the distance between two models, not what quantization did."
             )
-    if not first.is_16bit:
-        kind = first.file_type or "already quantized"
-        remarks.append(
-            f"The reference {first.path.name} is {kind} at {first.bpw:.2f} bits per weight, not 16 bit: every figure "
-            "compares with an already damaged model."
-        )
     return Given(first, tuple(others), tuple(remarks))
 
 

@@ -112,7 +112,8 @@ def test_result_of_a_sound_scan_warns_of_nothing(model: Inventory) -> None:
     found = result(model, measured(measured_level(ln_ppl_ratio=0.001, same_top=0.99)))
     assert found.warnings == ()
     assert found.skipped == ()
-    assert found.extremes == found.non_finite == ()
+    assert found.extremes == ()
+    assert found.non_finite == ()
     assert found.verdict.level == "Q4_K_M"
     assert found.device_advice
     assert found.levels[0].keep_16bit == EXAMPLE.levels[0].keep_16bit

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+import subprocess
+import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -178,3 +183,44 @@ def test_level_bytes_leave_vectors_alone(model: Inventory) -> None:
     assert vectors > 0
     exact = sum(gguf_file.bytes_at(tensor, "Q8_0") for tensor in model.tensors if tensor.n_dims >= 2)
     assert estimate.level_bytes(model, Q8) == exact + vectors
+
+
+# ---------------------------------------------------------------- memory against a scan that is watched
+
+
+def watched(folder: Path, *arguments: object) -> tuple[str, int]:
+    """Run a command; what it says on standard error, and the most that it and its children had in memory at once."""
+    with (folder / "errors.txt").open("w") as errors:
+        command = [sys.executable, "-m", "qres", *map(str, arguments)]
+        child = psutil.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=errors)
+        peak = 0
+        while child.poll() is None:
+            with suppress(psutil.Error):  # one that ends between two calls
+                family = [child, *child.children(recursive=True)]
+                peak = max(peak, sum(process.memory_info().rss for process in family))
+            time.sleep(0.1)
+    said = (folder / "errors.txt").read_text()
+    assert child.returncode == 0, said
+    return said, peak
+
+
+def bytes_of(text: str) -> float:
+    number, unit = text.split()
+    return float(number) * {"MiB": MIB, "GiB": GIB}[unit]
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(("n_embd", "n_layer", "n_vocab"), [(256, 2, 30_000), (512, 12, 258)], ids=["words", "stream"])
+def test_estimate_is_within_a_factor_of_two(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_embd: int, n_layer: int, n_vocab: int
+) -> None:
+    """Resident memory, mapped files included. The peak is often that of the first minute, hence one short chunk."""
+    monkeypatch.setattr(tiny, "N_EMBD", n_embd)
+    monkeypatch.setattr(tiny, "N_FF", 64)  # less to compute; the stream is as wide and the branches as many
+    words = [*tiny.byte_tokens(), *(f"word{i}" for i in range(n_vocab - 258))]
+    tiny.write_llama(tmp_path / "model.gguf", n_layer=n_layer, tokens=words)
+    options = ("--levels", "Q8_0", "--chunks", 1, "--rank-chunks", 1, "--threads", 1, "--cache", tmp_path / "cache")
+    said, peak = watched(tmp_path, "scan", "model.gguf", *options)
+    (sizes,) = re.findall(r"Needs about (\d\S* .iB) of memory beside (\d\S* .iB) of model files", said)
+    told = sum(map(bytes_of, sizes))
+    assert told / 2 < peak < told * 2, f"{told / MIB:.0f} MiB were told, {peak / MIB:.0f} MiB measured"

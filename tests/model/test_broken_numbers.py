@@ -59,7 +59,7 @@ def with_nan(name: str, values: tiny.Floats) -> Written:
     """One weight of a matrix that writes into the stream."""
     data, kind = sound(name, values)
     if name == DOWN:
-        data[3, 7] = np.nan  # type: ignore[call-overload]
+        data[3, 7] = np.nan
     return data, kind
 
 
@@ -81,7 +81,7 @@ def with_nan_row(name: str, values: tiny.Floats) -> Written:
     """The embedding of one token."""
     data, kind = sound(name, values)
     if name == "token_embd.weight":
-        data[ord(ODD)] = np.nan  # type: ignore[call-overload]
+        data[ord(ODD)] = np.nan
     return data, kind
 
 
