@@ -73,7 +73,7 @@ class _SurveyTap:
 
     def _token(self, bad: npt.NDArray[np.bool_], ne: Sequence[int]) -> int | None:
         """First token with a bad value: the last dimension of token length is the tokens'."""
-        axis = next((axis for axis in (1, 2, 3) if ne[axis] == self._n_tokens), None)
+        axis = next((axis for axis in (3, 2, 1) if ne[axis] == self._n_tokens), None)
         if axis is None:
             return None
         by_axis = bad.reshape(ne[3], ne[2], ne[1], ne[0]).any(axis=tuple(i for i in range(4) if i != 3 - axis))

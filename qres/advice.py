@@ -120,10 +120,10 @@ def _confidence(listed: Sequence[UnitDamage], cut: int) -> list[float | None]:
 def absurd_reference(reference: Reference, levels: Sequence[Level]) -> str:
     """Why nothing can be advised: the reference itself does not predict the text. Empty when it does.
 
-    A model that knows nothing has the perplexity of its vocabulary. One that is within a tenth of that, or above 1000,
-    has a wrong tokenizer, a wrong architecture setting or damaged weights, or was given a text that is none.
+    A model that knows nothing has the perplexity of its vocabulary. One that is at half of that, or above 1000, has a
+    wrong tokenizer, a wrong architecture setting or damaged weights, or was given a text that is none.
     """
-    bound = min(ABSURD_PPL, reference.n_vocab / 10)
+    bound = min(ABSURD_PPL, reference.n_vocab / 2)
     read = [level.output.ppl_reference for level in levels if level.output.tokens]
     ppl = max((math.inf if value is None else value for value in read), default=0.0)  # None: beyond e^700
     if ppl < bound:
@@ -174,7 +174,9 @@ def verdict(reference: Reference, levels: Sequence[Level], noise: NoiseFloor, ab
 def is_good(level: Level) -> bool:
     """Within both bounds above, with two standard errors to spare on the perplexity; never on a single chunk."""
     out = level.output
-    if out.same_top is None or out.ln_ppl_ratio is None or out.ln_ppl_ratio_se is None or out.nonfinite_tokens:
+    if out.same_top is None or out.ln_ppl_ratio is None or out.ln_ppl_ratio_se is None:
+        return False
+    if not level.sound or out.nonfinite_tokens > out.reference_nonfinite_tokens:
         return False
     return out.same_top >= GOOD_SAME_TOP and out.ln_ppl_ratio + 2 * out.ln_ppl_ratio_se < GOOD_LN_PPL_RATIO
 

@@ -40,7 +40,8 @@ class Inputs:
 def result(inputs: Inputs, measured: Measured, run: Settings) -> Result:
     """Everything that a scan found."""
     inventories = {level.name: level.inventory for level in inputs.levels}
-    records = tuple(level(inventories[found.name], found) for found in measured.levels)
+    broken = {found.model for found in measured.non_finite}
+    records = tuple(level(inventories[found.name], found, sound=found.name not in broken) for found in measured.levels)
     about = reference(inputs.reference, measured)
     absurd = advice.absurd_reference(about, records)
     if absurd:
@@ -158,7 +159,7 @@ def reference(inventory: Inventory, measured: Measured) -> Reference:
     )
 
 
-def level(inventory: Inventory, measured: MeasuredLevel) -> Level:
+def level(inventory: Inventory, measured: MeasuredLevel, *, sound: bool = True) -> Level:
     """A level's record."""
     known = levels.LEVELS_BY_NAME.get(inventory.file_type)
     return Level(
@@ -177,6 +178,7 @@ def level(inventory: Inventory, measured: MeasuredLevel) -> Level:
         keep_check=measured.keep_check,
         rank_correlation=measured.rank_correlation,
         additivity=measured.additivity,
+        sound=sound,
     )
 
 
@@ -219,11 +221,13 @@ def warnings(
         )
     if measured.chunks < 2:
         out.append("One chunk gives no standard errors: no difference between levels can be called significant.")
+    lost = max((record.output.reference_nonfinite_tokens for record in records), default=0)
+    if lost:
+        out.append(f"{lost} positions are left out because the reference's own logits are not finite there.")
     for record in records:
-        if record.output.nonfinite_tokens:
-            out.append(
-                f"{record.name}: {record.output.nonfinite_tokens} positions have non-finite logits and are left out."
-            )
+        own = record.output.nonfinite_tokens - record.output.reference_nonfinite_tokens
+        if own:
+            out.append(f"{record.name}: {own} positions have non-finite logits and are left out.")
         if record.nominal_bpw and record.bpw > record.nominal_bpw + 0.5:
             fell = len(record.fallback_tensors)
             why = f"{fell} tensors fell back to larger types" if fell else "it mixes types in its own way"

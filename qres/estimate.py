@@ -14,7 +14,7 @@ from qres.gguf_file import Inventory
 from qres.levels import TYPE_TRAITS, Level
 
 GIB = 2**30
-_PROCESSES = 300 * 2**20
+_PROCESSES = 215 * 2**20
 """Two Python processes with numpy and llama.cpp's library."""
 
 
@@ -34,6 +34,8 @@ class Estimate:
     @property
     def warning(self) -> str:
         """What will not fit; empty when all does."""
+        if self.disk > self.disk_free:
+            return f"The levels need about {_size(self.disk)} of disk, {_size(self.disk_free)} are free: use --cache"
         if self.memory > self.memory_available:
             return (
                 f"This scan needs about {_size(self.memory)} of memory beside the models, "
@@ -79,7 +81,7 @@ def estimate(
     made = [level_bytes(reference, level) for level in wanted]
     levels = [inventory.tensor_bytes for inventory in given] or made
     count = len(levels)
-    logits = 4 * n_ctx * reference.n_vocab * (count + 4)
+    logits = 4 * n_ctx * reference.n_vocab * (count + 3)
     branches = 2 * reference.n_layer
     point = 4 * n_ctx * reference.n_embd
     stream = point * (2 * (2 * branches + 1) + count * (branches + 1))
@@ -96,7 +98,8 @@ def estimate(
 def level_bytes(reference: Inventory, level: Level) -> int:
     """About what a level will take: its base type for every matrix, fallbacks included, and 6 bits for the head.
 
-    llama.cpp's recipes also give some tensors more; that is a few percent.
+    llama.cpp's recipes also give some tensors more; that is a few percent. MXFP4_MOE is for experts, the rest of the
+    model becomes Q8_0; Q3_K_L mixes Q3_K and Q5_K, together about Q4_K.
     """
     head = (
         "output.weight" if any(tensor.name == "output.weight" for tensor in reference.tensors) else "token_embd.weight"
@@ -106,7 +109,10 @@ def level_bytes(reference: Inventory, level: Level) -> int:
         if tensor.n_dims < 2 or tensor.row % 32:
             total += tensor.n_bytes or 0
             continue
-        size = gguf_file.bytes_at(tensor, level.base)
+        base = {"Q3_K_L": "Q4_K", "MXFP4_MOE": level.base if "_exps" in tensor.name else "Q8_0"}.get(
+            level.name, level.base
+        )
+        size = gguf_file.bytes_at(tensor, base)
         if tensor.name == head and TYPE_TRAITS[level.base].block_size > 1:
             size = max(size, gguf_file.bytes_at(tensor, "Q6_K"))
         total += size

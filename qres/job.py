@@ -37,8 +37,10 @@ class Preflight:
     """What was found out before anything large is made or loaded."""
 
     texts: Texts
+    own: tuple[int, int] | None
+    """Bytes of the cache and of the compute buffers of a context as the scan makes it; None when not known."""
     memory: Mapping[int, tuple[int, int]]
-    """Context length -> bytes of the cache, and of the compute buffers, by llama.cpp."""
+    """The same of contexts on devices, by their length."""
     no_memory: str
     """Why some are missing; empty when all are there."""
 

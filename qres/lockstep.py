@@ -20,6 +20,7 @@ from qres.drift import DriftStats, HealthStats, norms, reference_norms
 from qres.errors import InputError, QresError, UnsupportedError
 from qres.findings import NonFinite
 from qres.job import REFERENCE
+from qres.levels import F16_MAX
 from qres.metrics import (
     ChunkMean,
     Doubles,
@@ -102,6 +103,8 @@ class Lockstep:
         """Levels that could not go on, and why."""
         self.non_finite: dict[str, NonFinite] = {}
         """Where values stop being finite, by model."""
+        self.inputs: dict[str, float] = {}
+        """Largest magnitude that each weight of the reference is multiplied with, on the chunks that were surveyed."""
         self._events = events
         self._weights = weights
         self.rmap: ResidualMap | None = None
@@ -163,14 +166,31 @@ class Lockstep:
     def _map(self, graph: Graph, model: Session, chunk: Chunk) -> ResidualMap:
         return trace(graph, self._weights, model.n_embd, model.n_vocab, len(chunk))
 
-    def survey(self, chunk: Chunk, where: str) -> Mapping[str, float]:
-        """Largest magnitude that each weight of the reference is multiplied with."""
+    def survey(self, chunk: Chunk, where: str) -> None:
+        """Look at every value within every model on one chunk: how large, and whether they are finite.
+
+        Logits can be finite where values within are not: llama.cpp rounds a NaN to 8 bits as if it were a number.
+        """
+        self._survey_reference(chunk, where)
+        for i in self.alive:
+            with self._level(i):
+                self._survey_level(i, chunk, where)
+
+    def _survey_reference(self, chunk: Chunk, where: str) -> None:
         self._events.working(REFERENCE)
         found = survey(self.reference, self.rmap, chunk, self._weights, REFERENCE, where)
         self._events.step("range of the activations")
+        for name, absmax in found.inputs.items():
+            self.inputs[name] = max(absmax, self.inputs.get(name, 0.0))
         if found.non_finite:
-            self.non_finite[REFERENCE] = found.non_finite
-        return found.inputs
+            self.non_finite.setdefault(REFERENCE, found.non_finite)
+
+    def _survey_level(self, i: int, chunk: Chunk, where: str) -> None:
+        name = self.names[i]
+        found = survey(self.levels[i], self._maps.get(i), chunk, self._weights, name, where)
+        self._events.step(f"{name}, range of the activations")
+        if found.non_finite:
+            self.non_finite.setdefault(name, found.non_finite)
 
     @property
     def points(self) -> int:
@@ -278,14 +298,18 @@ class Lockstep:
         if finite.all():
             return
         if REFERENCE not in self.non_finite:
-            self.survey(chunk, where)
+            self._survey_reference(chunk, where)
         if finite.any():
             return
         found = self.non_finite.get(REFERENCE)
+        overflows = found is not None and found.input_absmax is not None and found.input_absmax > F16_MAX
         start = f": its values stop being finite {found.place}" if found else ""
         raise InputError(
             f"{self.reference.path.name}: the reference's own output is not finite{start}",
-            "its weights are damaged, or its activations overflow",
+            f"an activation of {found.input_absmax:,.0f} overflows 16-bit float, which ends at {F16_MAX:,.0f}: convert "
+            "the original model to BF16"
+            if found and overflows
+            else "its weights are damaged: qres inspect --values names the tensors",
         )
 
     def _free_run(self, i: int, chunk: Chunk, scored: Scored, where: str) -> tuple[Snapshot | None, TokenScores]:
@@ -295,9 +319,7 @@ class Lockstep:
         scores = score(scored, logits)
         self._events.step(name)
         if scores.nonfinite and np.isfinite(scored.nll).all() and name not in self.non_finite:
-            found = survey(level, rmap, chunk, self._weights, name, where).non_finite
-            if found:
-                self.non_finite[name] = found
+            self._survey_level(i, chunk, where)
         return snapshot, scores
 
     def patch(self, run: ChunkRun, level: int, units: Sequence[int], stats: LevelStats) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from qres import checkpoint, summary
@@ -77,7 +78,7 @@ def _loaded(job: Job, state: State, events: _Events, stack: ExitStack) -> Lockst
                 raise
     names = [level.name for level in job.levels]
     lockstep = Lockstep(reference, names, sessions, job.threads, events, frozenset(job.reference.tensor_bytes))
-    lockstep.failed, lockstep.non_finite = state.failed, state.non_finite
+    lockstep.failed, lockstep.non_finite, lockstep.inputs = state.failed, state.non_finite, state.inputs
     return lockstep
 
 
@@ -89,7 +90,7 @@ def _begin(job: Job, state: State, lockstep: Lockstep, events: _Events) -> None:
         chunk = job.texts.rank[0]
         state.rank, state.report = lockstep.new_stats(), lockstep.new_stats()
         state.health = HealthStats(lockstep.points) if lockstep.rmap else None
-        state.inputs = dict(lockstep.survey(chunk, f"chunk 1 of {job.texts.rank_name}"))
+        lockstep.survey(chunk, f"chunk 1 of {job.texts.rank_name}")
         state.noise, state.no_noise = _noise_floor(job, lockstep)
     events.total = _decodes(job, lockstep, state.n_units)
     if state.rank_done or state.report_done:
@@ -136,7 +137,8 @@ class _Events:
 
 
 _ONCE = 4
-"""Decodes before the first chunk: the map's check, the graphs, the range of the activations, the noise floor."""
+"""Decodes before the first chunk: the map's check, the graphs, the range of the activations, the noise floor; and one
+for the range in each level."""
 
 
 def _plain_decodes(job: Job, lockstep: Lockstep, rank: int, report: int) -> int:
@@ -152,7 +154,7 @@ def _n_units(job: Job, lockstep: Lockstep) -> int:
     if lockstep.rmap is None:
         return 0
     rank, report = len(job.texts.rank), len(job.texts.report)
-    rest = _ONCE + _plain_decodes(job, lockstep, rank, report)
+    rest = _ONCE + len(lockstep.alive) + _plain_decodes(job, lockstep, rank, report)
     budget = patching.budget(rest, len(lockstep.alive), rank)
     return lockstep.points if job.all_units else min(lockstep.points, budget)
 
@@ -160,7 +162,8 @@ def _n_units(job: Job, lockstep: Lockstep) -> int:
 def _decodes(job: Job, lockstep: Lockstep, n_units: int) -> int:
     """Decodes of the whole scan."""
     rank, report = len(job.texts.rank), len(job.texts.report)
-    return _ONCE + _plain_decodes(job, lockstep, rank, report) + n_units * len(lockstep.alive) * rank
+    plain = _plain_decodes(job, lockstep, rank, report)
+    return _ONCE + len(lockstep.alive) + plain + n_units * len(lockstep.alive) * rank
 
 
 def _decodes_done(job: Job, state: State, lockstep: Lockstep) -> int:
@@ -228,7 +231,7 @@ def _report(job: Job, state: State, lockstep: Lockstep, kept: Mapping[int, tuple
 
 
 def _keep(job: Job, state: State, rmap: ResidualMap | None, alive: Sequence[int], i: int) -> tuple[Keep, ...]:
-    """The list of what to keep at 16 bit, from the ranking text."""
+    """The list of what to keep at 16 bit, from the ranking text; `_with_types` settles the types at the end."""
     rank = state.rank
     level_kld = rank[i].output.kld.mean
     if rmap is None or level_kld is None:
@@ -243,24 +246,26 @@ def _keep(job: Job, state: State, rmap: ResidualMap | None, alive: Sequence[int]
         if tied and index > len(rmap.branches) and 0 in rank[i].units:
             sums = [a + b for a, b in zip(sums, rank[i].units[0].sums, strict=True)]
         added = sum(_added(job, i, name) for name in names)
-        kept_type = _kept_type(job, state, rmap, i, index)
-        units.append(UnitDamage(patching.unit_name(rmap, index), tuple(sums), tuple(damage.counts), added, kept_type))
+        units.append(UnitDamage(patching.unit_name(rmap, index), tuple(sums), tuple(damage.counts), added, "F16"))
     floor = state.noise.kld_mean if state.noise else None
     return keep_list(units, level_kld, floor, _next_level(job, rank, alive, i, level_kld))
 
 
-def _kept_type(job: Job, state: State, rmap: ResidualMap, i: int, index: int) -> str:
-    """BF16 instead of F16 for a unit with a weight or an activation that F16 can hold barely or not at all.
+def _with_types(job: Job, state: State, rmap: ResidualMap, keep: Sequence[Keep]) -> tuple[Keep, ...]:
+    """BF16 instead of F16 for units with a weight or an activation that F16 can hold barely or not at all.
 
     That is: with a matrix that is to stay BF16, with a matmul whose input is in the upper half of the range of F16 or
     beyond (back ends turn it into F16), or that leads to such a point of the stream.
     """
-    names = summary.unit_weights(rmap, index)
-    drift = state.rank[i].drift
-    weights = any(job.types_16bit.get(name) == "BF16" for name in names)
-    inputs = any(state.inputs.get(name, 0.0) > F16_MAX / 2 for name in names)
-    stream = drift is not None and index <= len(rmap.branches) and drift.absmax[index] > F16_MAX / 2
-    return "BF16" if weights or inputs or stream else "F16"
+    wide = set()
+    for i in range(len(rmap.branches) + 2):
+        names = summary.unit_weights(rmap, i)
+        weights = any(job.types_16bit.get(name) == "BF16" for name in names)
+        inputs = any(state.inputs.get(name, 0.0) > F16_MAX / 2 for name in names)
+        stream = state.health is not None and i <= len(rmap.branches) and state.health.absmax[i] > F16_MAX / 2
+        if weights or inputs or stream:
+            wide.add(patching.unit_name(rmap, i))
+    return tuple(replace(row, type="BF16" if row.unit in wide else "F16") for row in keep)
 
 
 def _added(job: Job, level: int, name: str) -> int:
@@ -346,7 +351,7 @@ def _level(
         output=output,
         points=summary.points(rmap, report.drift, health),
         units=units,
-        keep_16bit=keep,
+        keep_16bit=_with_types(job, state, rmap, keep),
         keep_check=summary.keep_check(rmap, report, kept, keep),
         rank_correlation=summary.rank_correlation(units),
         additivity=summary.additivity(units, rank),

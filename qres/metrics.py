@@ -181,6 +181,9 @@ class TokenScores:
     confidence: Doubles
     """The reference's top probability."""
     nonfinite: int
+    """Positions left out because either model's logits are not finite there."""
+    reference_nonfinite: int = 0
+    """Those of them where the reference's are not."""
 
 
 def score(reference: Scored, logits: Floats) -> TokenScores:
@@ -215,6 +218,7 @@ def score(reference: Scored, logits: Floats) -> TokenScores:
         position=(np.arange(n) / n)[ok],
         confidence=np.exp(best - reference.lse)[ok],
         nonfinite=int(n - ok.sum()),
+        reference_nonfinite=int(n - np.isfinite(reference.nll).sum()),
     )
 
 
@@ -251,6 +255,7 @@ class OutputStats:
         self._delta_histogram = np.zeros(_DELTA_BINS + 1, dtype=np.int64)
         self._groups = np.zeros((2, 4, 3))  # position | confidence, quarter, (n, kld, same top)
         self.nonfinite = 0
+        self.reference_nonfinite = 0
 
     def update(self, s: TokenScores) -> None:
         """Add one chunk."""
@@ -270,6 +275,7 @@ class OutputStats:
             for kind, mask in enumerate(masks):
                 self._groups[kind, quarter] += [mask.sum(), s.kld[mask].sum(), s.same_top[mask].sum()]
         self.nonfinite += s.nonfinite
+        self.reference_nonfinite += s.reference_nonfinite
 
     def merge(self, other: OutputStats) -> None:
         """Add what another has seen."""
@@ -282,6 +288,7 @@ class OutputStats:
         self._delta_histogram += other._delta_histogram
         self._groups += other._groups
         self.nonfinite += other.nonfinite
+        self.reference_nonfinite += other.reference_nonfinite
 
     def compute(self) -> Output:
         """The statistics so far."""
@@ -315,6 +322,7 @@ class OutputStats:
             by_confidence=self._group(1, ["below 25 %", "25 to 50 %", "50 to 75 %", "above 75 %"]),
             kld_histogram=self._quantiles.coarse(),
             nonfinite_tokens=self.nonfinite,
+            reference_nonfinite_tokens=self.reference_nonfinite,
         )
 
     def _correlation(self) -> float | None:

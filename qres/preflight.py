@@ -11,7 +11,7 @@ from pathlib import Path
 from qres import corpus
 from qres.errors import NativeError
 from qres.job import Preflight
-from qres.native.memory import context_memory, layout
+from qres.native.memory import ContextMemory, context_memory, layout
 from qres.native.session import require_backend
 from qres.native.vocabulary import vocabulary
 
@@ -36,11 +36,16 @@ def preflight(
     with vocabulary(model) as words:
         texts = corpus.texts(plan, words.tokenize, words.n_tokens, words.bos())
     memory: dict[int, tuple[int, int]] = {}
+    own = None
     with layout(model) as laid_out:
         try:
+            own = _bytes(context_memory(laid_out, plan.n_ctx, plan.n_ctx))
             for n_ctx in contexts:
-                found = context_memory(laid_out, n_ctx)
-                memory[n_ctx] = (found.cache_bytes, found.compute_bytes)
+                memory[n_ctx] = _bytes(context_memory(laid_out, n_ctx))
         except NativeError as error:  # the model can be measured without knowing what it would need elsewhere
-            return Preflight(texts, memory, error.message)
-    return Preflight(texts, memory, "")
+            return Preflight(texts, own, memory, error.message)
+    return Preflight(texts, own, memory, "")
+
+
+def _bytes(found: ContextMemory) -> tuple[int, int]:
+    return found.cache_bytes, found.compute_bytes

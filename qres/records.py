@@ -10,6 +10,8 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+from qres.device_records import Deployment as Deployment  # noqa: PLC0414 - part of a result, found here
+from qres.device_records import DeviceAdvice as DeviceAdvice  # noqa: PLC0414
 from qres.findings import Extreme, NonFinite, SharedTensors
 
 SCHEMA_VERSION = 1
@@ -178,7 +180,9 @@ class Output:
     """By the reference's top probability."""
     kld_histogram: Histogram
     nonfinite_tokens: int
-    """Positions whose logits were not finite; left out of everything above."""
+    """Positions whose logits were not finite, the level's or the reference's; left out of everything above."""
+    reference_nonfinite_tokens: int = 0
+    """Those of them where the reference's were not: not the level's fault."""
 
 
 @dataclass(frozen=True)
@@ -319,6 +323,8 @@ class Level:
     keep_check: KeepCheck | None
     rank_correlation: RankCorrelation | None
     additivity: Additivity | None
+    sound: bool = True
+    """False where values within it are not finite, even if its logits are: never called good."""
 
 
 @dataclass(frozen=True)
@@ -329,34 +335,6 @@ class Comparison:
     b: str
     kld_difference: float | None
     kld_difference_se: float | None
-
-
-@dataclass(frozen=True)
-class Deployment:
-    """One level on one device at one context length."""
-
-    device: str
-    ram_bytes: int
-    usable_bytes: int
-    """What the device is assumed to leave to one application."""
-    n_ctx: int
-    level: str
-    weights_bytes: int
-    cache_bytes: int
-    compute_bytes: int
-    needed_bytes: int
-    fits: bool
-
-
-@dataclass(frozen=True)
-class DeviceAdvice:
-    """The level recommended for one device."""
-
-    device: str
-    n_ctx: int
-    level: str | None
-    kld_mean: float | None
-    reason: str
 
 
 @dataclass(frozen=True)

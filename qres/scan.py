@@ -83,9 +83,7 @@ def scan(options: ScanOptions, listener: Listener) -> Result:
     stamps: Stamps = {path: file_stamp.stamp(path) for one in (reference, *given.files) for path in one.shards}
     cache = options.cache or level_cache.default_folder()
     flight = _preflight(options, reference, plan)
-    needs = estimate.estimate(
-        reference, given.files, wanted, options.n_ctx, flight.memory.get(options.n_ctx), cache / "levels"
-    )
+    needs = estimate.estimate(reference, given.files, wanted, options.n_ctx, flight.own, cache / "levels")
     listener.note(str(needs))
     if needs.warning:
         listener.warn(needs.warning)
@@ -106,7 +104,7 @@ def scan(options: ScanOptions, listener: Listener) -> Result:
         values=values,
         broken=_broken(measured, levels, options.threads, listener),
         shared=candidates.shared(levels, listener.step),
-        memory={n: flight.memory[n] for n in _contexts(reference) if n in flight.memory},
+        memory=flight.memory,
         remarks=given.remarks,
         skipped=(*skipped, *_no_memory(reference, flight)),
     )
@@ -164,8 +162,8 @@ def _contexts(reference: Inventory) -> list[int]:
 
 
 def _preflight(options: ScanOptions, reference: Inventory, plan: corpus.Plan) -> Preflight:
-    every = sorted({options.n_ctx, *_contexts(reference)})
-    return worker.run(_preflight_work, lambda _: None, reference.path, plan, every, options.n_gpu_layers)
+    contexts = _contexts(reference)
+    return worker.run(_preflight_work, lambda _: None, reference.path, plan, contexts, options.n_gpu_layers)
 
 
 def _preflight_work(  # in the worker: only there is llama.cpp loaded

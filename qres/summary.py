@@ -190,7 +190,8 @@ def comparisons(names: Sequence[str], stats: Sequence[LevelStats]) -> tuple[Comp
     rows = []
     for a in range(len(names) - 1):
         one, other = stats[a].output.kld, stats[a + 1].output.kld
-        if stats[a].output.nonfinite or stats[a + 1].output.nonfinite or one.mean is None or other.mean is None:
+        broken = any(s.output.nonfinite > s.output.reference_nonfinite for s in (stats[a], stats[a + 1]))
+        if broken or one.mean is None or other.mean is None:
             continue  # not the same positions
         difference = [x - y for x, y in zip(one.sums, other.sums, strict=True)]
         rows.append(Comparison(names[a], names[a + 1], one.mean - other.mean, clustered_se(difference, one.counts)))

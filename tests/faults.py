@@ -20,7 +20,7 @@ import pytest
 
 PATIENCE_S = 240.0
 """Until a test gives up on something that should have happened: many times what it takes on two quiet cores."""
-_POLL_S = 0.001
+_POLL_S = 0.002
 
 
 class Scan:

@@ -184,7 +184,7 @@ _NOTES = re.compile(
     r"|.+ (?:was given twice|is the reference itself): .+"
 )
 """Lines that may come before the message."""
-_ADVICE = re.compile(r"qres: .*?\S[.?] (?:(?:llama|[A-Z]|\S+ lies beside it).*\.|.*cat .+ > .+)")
+_ADVICE = re.compile(r"qres: .*?\S[.?] (?:(?:llama|qres|[A-Z]|\S+ lies beside it).*\.|.*cat .+ > .+)")
 """What is wrong, and in a second sentence what to do; a command ends without a full stop."""
 
 

@@ -336,12 +336,12 @@ def reading(ppl: float | None, name: str = "Q4_K_M", tokens: int = 2040) -> Leve
     [
         (49_152, 999.99, False),  # a large vocabulary: 1000
         (49_152, 1000.0, True),
-        (10_000, 1000.0, True),  # both bounds are the same here
-        (10_000, 999.99, False),
-        (9_990, 999.0, True),  # a small one: a tenth of it
-        (9_990, 998.99, False),
-        (258, 25.81, True),
-        (258, 25.79, False),
+        (2_000, 1000.0, True),  # both bounds are the same here
+        (2_000, 999.99, False),
+        (1_998, 999.0, True),  # a small one: half of it
+        (1_998, 998.99, False),
+        (258, 129.01, True),
+        (258, 128.99, False),
         (258, 317.0, True),  # worse than guessing
         (49_152, 18.5, False),
         (49_152, None, True),  # beyond e^700

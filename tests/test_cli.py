@@ -191,7 +191,7 @@ def test_scan_makes_a_level_once_whatever_it_is_called(
         raise NativeError("odd")
 
     monkeypatch.setattr(level_cache, "make", refuse)
-    monkeypatch.setattr(scan_module, "_preflight", lambda *_: Preflight(Texts((), (), "a", "b", 0), {}, ""))
+    monkeypatch.setattr(scan_module, "_preflight", lambda *_: Preflight(Texts((), (), "a", "b", 0), None, {}, ""))
     model(tmp_path / "m.gguf")
     names = "q4_k_m,Q8_0, Q4_K ,Q4_K_M,q8-0"
     found = run(capsys, "scan", "m.gguf", "--levels", names, "--n-ctx", "64", "--cache", "cache")

@@ -111,10 +111,10 @@ def test_estimate_grows_with_what_is_held(model: Inventory) -> None:
     point = 4 * 512 * model.n_embd
     repacked = estimate.level_bytes(model, Q8)
     assert total(model, Q4, Q8) - total(model, Q4) == logits + 5 * point + repacked
-    assert total(model, Q4, n_ctx=1024) - total(model, Q4) == 5 * logits + (2 * 9 + 5) * point
+    assert total(model, Q4, n_ctx=1024) - total(model, Q4) == 4 * logits + (2 * 9 + 5) * point
     assert total(model, Q4, context=(3 * MIB, 5 * MIB)) - total(model, Q4) == 3 * 8 * MIB
     wide = dataclasses.replace(model, n_vocab=model.n_vocab + 1000)
-    assert total(wide, Q4) - total(model, Q4) == 5 * 4 * 512 * 1000
+    assert total(wide, Q4) - total(model, Q4) == 4 * 4 * 512 * 1000
 
 
 def test_estimate_of_a_model_whose_header_says_nothing(model: Inventory) -> None:
@@ -139,22 +139,11 @@ def llama_bytes(model: Inventory, level: levels.Level) -> int:
     return quantized_bytes(model.path, level.ftype, 1)
 
 
-MIXED_MORE = {"Q3_K_L": "its recipe gives most tensors Q5_K", "MXFP4_MOE": "of a dense model it is Q8_0"}
-"""Levels whose recipe is far from their base type."""
 MAKEABLE = [level for level in levels.LEVELS if not level.needs_imatrix]
 
 
 @pytest.mark.model
-@pytest.mark.parametrize(
-    "level",
-    [
-        pytest.param(level, marks=pytest.mark.xfail(strict=True, reason=MIXED_MORE[level.name]))
-        if level.name in MIXED_MORE
-        else level
-        for level in MAKEABLE
-    ],
-    ids=lambda level: level.name,
-)
+@pytest.mark.parametrize("level", MAKEABLE, ids=lambda level: level.name)
 def test_level_bytes_are_llama_cpps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, level: levels.Level) -> None:
     model = write_wide(tmp_path / "wide.gguf", monkeypatch, 256, 768, 8)
     assert estimate.level_bytes(model, level) == pytest.approx(llama_bytes(model, level), rel=0.12)

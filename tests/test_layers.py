@@ -18,14 +18,15 @@ MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 80
 
 NATIVE = {"errors", "native"}
-REPORT = {"findings", "records", "errors", "levels", "report"}
+REPORT = {"device_records", "findings", "records", "errors", "levels", "report"}
 
 ALLOWED: dict[str, set[str]] = {
     "": set(),
     # what everything may know
     "errors": set(),
     "findings": set(),
-    "records": {"findings"},
+    "device_records": set(),
+    "records": {"device_records", "findings"},
     "levels": {"errors"},
     "metrics": {"errors", "records"},
     "result_json": {"errors", "records"},
@@ -101,6 +102,7 @@ ALLOWED: dict[str, set[str]] = {
         "errors",
         "findings",
         "job",
+        "levels",
         "metrics",
         "native.graph",
         "native.session",

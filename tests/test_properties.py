@@ -269,7 +269,8 @@ def test_broken_logits_are_counted_and_never_reach_the_record(chunks: list[Pair]
     assert (found.kld_mean is None) == (found.same_top is None) == (found.tokens == 0)
     # The whole positions of a chunk give what they give on their own; their place in the chunk is another matter.
     alone = output_of([pair.only(mask).compare() for pair, mask in zip(chunks, kept, strict=True)])
-    places = {"by_position": alone.by_position, "nonfinite_tokens": 0}
+    assert found.reference_nonfinite_tokens <= found.nonfinite_tokens
+    places = {"by_position": alone.by_position, "nonfinite_tokens": 0, "reference_nonfinite_tokens": 0}
     assert dataclasses.replace(found, **places) == alone  # type: ignore[arg-type]
 
 

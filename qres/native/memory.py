@@ -27,7 +27,7 @@ class ContextMemory:
     cache_bytes: int
     """Keys and values, and recurrent state."""
     compute_bytes: int
-    """Scratch buffers for a batch of 512 tokens."""
+    """Scratch buffers for one batch."""
 
 
 @contextmanager
@@ -51,14 +51,21 @@ def layout(path: Path) -> Iterator[Any]:
         llama_cpp.llama_model_free(model)
 
 
-def context_memory(model: Any, n_ctx: int) -> ContextMemory:  # noqa: ANN401 - an opaque ctypes pointer
+def context_memory(model: Any, n_ctx: int, n_batch: int | None = None) -> ContextMemory:  # noqa: ANN401 - a pointer
     """Memory of a context of a model from `layout`; buffers are laid out, not allocated.
+
+    Args:
+        model: As `layout` gave it.
+        n_ctx: Context length in tokens.
+        n_batch: Tokens that one graph computes; None for llama.cpp's default of 512.
 
     Raises:
         NativeError: llama.cpp refuses the context.
     """
     params = llama_cpp.llama_context_default_params()
     params.n_ctx = n_ctx
+    if n_batch:
+        params.n_batch = params.n_ubatch = n_batch
     log.clear()
     context = llama_cpp.llama_init_from_model(model, params)
     if not context:

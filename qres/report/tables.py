@@ -278,9 +278,9 @@ def _or_nonfinite(shown: str, level: Level) -> str:
 
 def _nonfinite(result: Result) -> str:
     parts = [
-        f"{level.name} {count(level.output.nonfinite_tokens)}"
+        f"{level.name} {count(own)}"
         for level in result.levels
-        if level.output.nonfinite_tokens
+        if (own := level.output.nonfinite_tokens - level.output.reference_nonfinite_tokens)
     ]
     return f"Positions left out because their logits were not finite: {', '.join(parts)}." if parts else ""
 

@@ -302,7 +302,6 @@ def test_survey_finds_keys_that_the_cache_cannot_hold(tmp_path: Path) -> None:
     assert look(path, [1, 2, 3, 4, 5, 6, 7, 8]).non_finite is None
 
 
-@pytest.mark.xfail(strict=True, reason="of several dimensions as long as the chunk the first is taken, not the last")
 def test_survey_finds_the_token_among_as_many_heads(tmp_path: Path) -> None:
     """Attention gives [width, head, token]: of 4 tokens and 4 heads, the head is taken for the token."""
     found = look(full_cache(tmp_path / "keys.gguf"), [1, 2, SPECIAL, 4]).non_finite

@@ -362,9 +362,6 @@ def test_scan_names_a_broken_scale(scales: Scan) -> None:
     no_number_that_is_none(scales)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="quantizing its input makes finite garbage of NaN; only the logits are looked at"
-)
 def test_scan_names_a_broken_scale_that_the_next_matrix_hides(scales: Scan) -> None:
     """ffn_down at Q8_0 rounds its input to 8 bits first: NaN from ffn_up comes out as a number."""
     assert scales.level("scale")["output"]["nonfinite_tokens"] == 0
@@ -404,7 +401,6 @@ def test_scan_refuses_a_reference_that_overflows(overflowing: Scan) -> None:
     assert not (overflowing.folder / "result.json").exists()
 
 
-@pytest.mark.xfail(strict=True, reason="what the survey found of the input is not part of the message")
 def test_scan_says_why_a_reference_overflows(overflowing: Scan) -> None:
     """Converting it to BF16 would help; getting it again would not."""
     assert "65,504" in overflowing.errors
@@ -444,13 +440,11 @@ def test_scan_leaves_out_the_position_where_the_reference_overflows(once: Scan) 
     no_number_that_is_none(once)
 
 
-@pytest.mark.xfail(strict=True, reason="the positions are counted without asking whose logits are not finite")
 def test_scan_does_not_blame_the_level_for_the_reference(once: Scan) -> None:
     blamed = [text for text in once.result["warnings"] if "non-finite logits" in text]
     assert [text for text in blamed if not text.startswith("reference")] == []
 
 
-@pytest.mark.xfail(strict=True, reason="a level with positions left out is never good, whoever broke them")
 def test_scan_recommends_a_good_level_of_a_reference_that_overflows_once(once: Scan) -> None:
     """96 % same top token and half a percent of perplexity; the verdict says that nothing keeps 90 % and 3 %."""
     output = once.level("gentle")["output"]
@@ -465,13 +459,11 @@ def kept(home: Path) -> Scan:
     return scan(home, "kept", "loud-once", options=LEVELS)
 
 
-@pytest.mark.xfail(strict=True, reason="inputs are looked at in the ranking text's first chunk only")
 def test_scan_lists_the_input_that_overflowed(kept: Scan) -> None:
     assert kept.result["non_finite"][0]["input_absmax"] > 65_504
     assert ("input", DOWN) in {(row["what"], row["name"]) for row in kept.result["extremes"]}
 
 
-@pytest.mark.xfail(strict=True, reason="inputs are looked at in the ranking text's first chunk only")
 def test_scan_keeps_no_unit_at_f16_that_overflowed_in_it(kept: Scan) -> None:
     """The reference is F16 there and computed NaN: the same type again is no advice."""
     types = {row["unit"]: row["type"] for level in kept.result["levels"] for row in level["keep_16bit"]}
