@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -95,15 +96,16 @@ def scan(options: ScanOptions, listener: Listener) -> Result:
         stamps |= {path: file_stamp.stamp(path) for one in levels for path in one.inventory.shards}
     else:
         levels = candidates.from_files(given.files)
+    listener.stage("comparing the files", None)
+    shared = candidates.shared(levels, listener.step)
     measured = _measure(_job(options, reference, levels, flight, values, stamps), listener)
     file_stamp.require_unchanged(stamps.values())
-    listener.stage("comparing the files", None)
     inputs = Inputs(
         reference=reference,
         levels=tuple(levels),
         values=values,
         broken=_broken(measured, levels, options.threads, listener),
-        shared=candidates.shared(levels, listener.step),
+        shared=shared,
         memory=flight.memory,
         remarks=given.remarks,
         skipped=(*skipped, *_no_memory(reference, flight)),
@@ -294,10 +296,10 @@ def _broken(
 ) -> Mapping[str, tuple[str, ...]]:
     """Tensors with values that are not finite, of the levels whose output is not."""
     bad = {found.model for found in measured.non_finite}
-    return {
-        level.name: tuple(
-            row.tensor for row in _values(level.inventory, threads, f"checking {level.name}", listener) if row.n_bad
-        )
-        for level in levels
-        if level.name in bad
-    }
+    broken = {}
+    for level in levels:
+        if level.name in bad:
+            with suppress(InputError):  # a file that has gone meanwhile was measured all the same
+                values = _values(level.inventory, threads, f"checking {level.name}", listener)
+                broken[level.name] = tuple(row.tensor for row in values if row.n_bad)
+    return broken

@@ -106,9 +106,12 @@ def _written(folder: Path) -> tuple[Path, ...]:
 
 def _remove_partial(folder: Path) -> None:
     """Take away what a process that was killed left half written: whoever holds the lock is the only one at work."""
+    names = "|".join(re.escape(name) for name in (*NAMES.values(), STATE_NAME))
+    ours = re.compile(rf"\.({names}|[\w-]+\.svg)\.\d+\.partial")
     for partial in (*folder.glob(".*.partial"), *folder.glob("charts/.*.partial")):
-        with suppress(OSError):
-            partial.unlink()
+        if ours.fullmatch(partial.name):
+            with suppress(OSError):
+                partial.unlink()
 
 
 def rescue(result: Result, folder: Path) -> Path | None:

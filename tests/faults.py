@@ -5,6 +5,7 @@ Triggers are what a scan does, not how long it has run: a loaded machine moves e
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import subprocess
@@ -148,13 +149,21 @@ class Scan:
         return self.popen.wait(PATIENCE_S)
 
     def freeze(self, what: Callable[[], object], why: str) -> psutil.Process:
-        """Wait for a moment at which there is a worker, and stop the worker there, so that the moment lasts."""
-        self.until(lambda: self.worker() and what(), why)
-        worker = self.worker()
-        assert worker is not None, why
-        worker.suspend()
-        assert what(), f"over before the worker could be stopped: {why}"
-        return worker
+        """Wait for a moment at which there is a worker, and stop the worker there, so that the moment lasts.
+
+        A moment that is over before the worker stands still is let go; what comes again is waited for.
+        """
+        while True:
+            self.until(lambda: self.worker() and what(), why)
+            worker = self.worker()
+            if worker is None:
+                continue
+            with suppress(psutil.NoSuchProcess):
+                worker.suspend()
+                self.settle(functools.partial(_stands_still, worker))
+                if what() and worker.status() == psutil.STATUS_STOPPED:
+                    return worker
+                worker.resume()
 
     def interrupt(self, number: signal.Signals = signal.SIGINT, group: bool = True) -> float:
         """Send a signal, wait for the end, and say how many seconds that took."""
@@ -202,6 +211,10 @@ class Scan:
             if not left or time.monotonic() > end:
                 return left
             time.sleep(_POLL_S * 10)
+
+
+def _stands_still(process: psutil.Process) -> bool:
+    return process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
 
 
 def seconds(quiet: float) -> float:

@@ -57,14 +57,18 @@ def run(
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     log_receiver, log_sender = context.Pipe(duplex=False)
-    child = context.Process(target=_child, args=(sender, log_sender, work, args, kwargs))
+    # The work comes over a pipe, too: with `args`, a child that dies early leaves its parent writing for ever.
+    inbox, outbox = context.Pipe(duplex=False)
+    child = context.Process(target=_child, args=(inbox, sender, log_sender))
     log = _Log(log_receiver)
     try:
         with _interrupts_wait():
             child.start()
-            sender.close()
-            log_sender.close()
+            for end in (inbox, sender, log_sender):
+                end.close()
             log.start()
+        with suppress(OSError):  # it died: so says its exit code
+            outbox.send((work, args, kwargs))
         outcome = _receive(receiver, on_event)
         child.join()
     finally:
@@ -73,6 +77,7 @@ def run(
                 child.kill()
             child.join()
         receiver.close()
+        outbox.close()
         log.close()
         if os.environ.get("QRES_DEBUG"):
             sys.stderr.write(log.text())
@@ -160,19 +165,14 @@ def _receive(receiver: Connection, on_event: Callable[[Any], None]) -> tuple[str
         on_event(value)
 
 
-def _child(
-    sender: Connection,
-    log: Connection,
-    work: Callable[..., object],
-    args: tuple[object, ...],
-    kwargs: dict[str, object],
-) -> None:
+def _child(inbox: Connection, sender: Connection, log: Connection) -> None:
     os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # ggml_abort would start a debugger for a stack nobody reads
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.dup2(_descriptor(log), 2)
     sys.stderr = os.fdopen(2, "w", errors="replace", closefd=False)
     threading.Thread(target=_die_with_parent, daemon=True).start()
     try:
+        work, args, kwargs = inbox.recv()
         result = work(lambda event: sender.send(("event", event)), *args, **kwargs)
         sender.send(("result", result))
     except QresError as error:

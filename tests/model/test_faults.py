@@ -243,15 +243,8 @@ def test_worker_never_sees_an_interrupt(shelf: Shelf, tmp_path: Path) -> None:
         require_quiet(scan)
 
 
-HANGS = pytest.mark.xfail(
-    strict=True,
-    reason="a worker that dies before it has read more than a pipe holds is waited for without end: the parent keeps "
-    "the reading end of the pipe open while it writes",
-)
-
-
 def begin_with_long_text(shelf: Shelf, folder: Path, threads: str = "2") -> Scan:
-    """The first worker is sent more than a pipe holds: until it has read that, it is not started."""
+    """The first worker is sent more than a pipe holds: until it reads, its parent waits."""
     (folder / "long.txt").write_text("The quick brown fox jumps over the lazy dog. " * 10_000)
     shelf.copy(folder)
     env = {"QRES_CACHE": str(shelf.cache), "OPENBLAS_NUM_THREADS": threads}
@@ -260,7 +253,7 @@ def begin_with_long_text(shelf: Shelf, folder: Path, threads: str = "2") -> Scan
 
 @pytest.mark.parametrize(
     ("number", "threads"),
-    [(signal.SIGINT, "1"), (signal.SIGINT, "2"), pytest.param(signal.SIGTERM, "2", marks=HANGS)],
+    [(signal.SIGINT, "1"), (signal.SIGINT, "2"), (signal.SIGTERM, "2")],
 )
 def test_interrupt_while_a_worker_starts(shelf: Shelf, tmp_path: Path, number: signal.Signals, threads: str) -> None:
     """numpy's threads make a difference: a signal that one thread holds back is delivered to another one."""
@@ -279,7 +272,6 @@ def test_interrupt_while_a_worker_starts(shelf: Shelf, tmp_path: Path, number: s
         require_clean(scan)
 
 
-@HANGS
 def test_worker_killed_before_it_begins(shelf: Shelf, tmp_path: Path) -> None:
     with begin_with_long_text(shelf, tmp_path) as scan:
         scan.freeze(scan.worker, "a worker starts").kill()
@@ -581,7 +573,6 @@ def test_output_folder_is_read_only(shelf: Shelf, tmp_path: Path) -> None:
             require_refused(scan, 3, "cannot write to out", "Choose another folder with --out")
 
 
-@pytest.mark.xfail(strict=True, reason="every hidden *.partial of the folder is taken for one of qres's own")
 def test_partial_file_of_another_program_stays(shelf: Shelf, tmp_path: Path) -> None:
     """The output folder may be one that other programs use, such as a folder for downloads."""
     (tmp_path / "out").mkdir()
@@ -621,7 +612,6 @@ def test_output_folder_goes_away_during_the_scan(shelf: Shelf, tmp_path: Path, c
     rescued.unlink()
 
 
-@pytest.mark.xfail(strict=True, reason="levels are compared with each other at the end, from their files")
 def test_cache_folder_goes_away_while_it_is_measured(shelf: Shelf, tmp_path: Path) -> None:
     """The levels are mapped; what another process takes out of the cache does no harm."""
     shutil.copytree(shelf.cache, tmp_path / "cache")
