@@ -169,7 +169,7 @@ class Lockstep:
     def survey(self, chunk: Chunk, where: str) -> None:
         """Look at every value within every model on one chunk: how large, and whether they are finite.
 
-        Logits can be finite where values within are not: llama.cpp rounds a NaN to 8 bits as if it were a number.
+        Logits can be finite where values within are not (docs/facts.md, 29).
         """
         self._survey_reference(chunk, where)
         for i in self.alive:

@@ -65,7 +65,7 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Shelf:
 
 
 def small(model: str, *options: object) -> list[object]:
-    """A quick scan; options that come later count."""
+    """A quick scan; of options given twice the later one counts, but --levels adds up."""
     return ["scan", model, "--n-ctx", 64, "--rank-chunks", 2, "--chunks", 2, "--threads", 1, "--out", "out", *options]
 
 
@@ -261,9 +261,9 @@ def test_interrupt_while_a_worker_starts(shelf: Shelf, tmp_path: Path, number: s
         worker = scan.freeze(scan.worker, "a worker starts")
         os.killpg(scan.pid, number)
         scan.settle(lambda: scan.popen.poll() is not None or scan.has("ShdPnd", number), 0.5)
-        worker.resume()
-        scan.settle(lambda: scan.popen.poll() is not None or not scan.has("SigBlk", signal.SIGINT), seconds(5))
         with suppress(psutil.NoSuchProcess):
+            worker.resume()
+            scan.settle(lambda: scan.popen.poll() is not None or not scan.has("SigBlk", signal.SIGINT), seconds(5))
             worker.suspend()  # should it be waited for, let that be seen
         scan.settle(lambda: scan.popen.poll() is not None, seconds(5))
         assert scan.popen.poll() == (130 if number is signal.SIGINT else 143), scan.stderr
@@ -615,13 +615,14 @@ def test_output_folder_goes_away_during_the_scan(shelf: Shelf, tmp_path: Path, c
 def test_cache_folder_goes_away_while_it_is_measured(shelf: Shelf, tmp_path: Path) -> None:
     """The levels are mapped; what another process takes out of the cache does no harm."""
     shutil.copytree(shelf.cache, tmp_path / "cache")
-    with begin(shelf, tmp_path, "--levels", "Q4_K_M,Q5_K_M", own=True) as scan:
+    shelf.copy(tmp_path)
+    with Scan(small("tiny.gguf", "--levels", "Q4_K_M,Q5_K_M"), tmp_path) as scan:
         worker = scan.freeze(lambda: measuring(scan, tmp_path), "measuring")
         shutil.rmtree(tmp_path / "cache")
         worker.resume()
         assert scan.ends() == 0, scan.stderr
         require_clean(scan)
-    assert len(result(tmp_path)["levels"]) == 2
+    assert [level["name"] for level in result(tmp_path)["levels"]] == ["Q4_K_M", "Q5_K_M"]
 
 
 def test_cache_folder_goes_away_while_a_level_is_made(shelf: Shelf, tmp_path: Path) -> None:
