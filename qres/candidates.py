@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from qres import claims, gguf_file, level_cache, levels
-from qres.errors import InputError, NativeError, UsageError
+from qres.errors import CrashError, InputError, NativeError, UsageError
 from qres.file_stamp import Stamp
 from qres.findings import SharedTensors
 from qres.gguf_cursor import show
@@ -214,6 +214,8 @@ def made(
             inventory = level_cache.make(reference, level, target, threads, listener.step, listener.note, stamps)
             found.append(Candidate(level.name, inventory))
         except NativeError as error:
+            if isinstance(error, CrashError) and error.killed:  # for want of memory, perhaps: the next would be, too
+                raise
             skipped.append(Skipped(level.name, str(error)))
             listener.warn(f"{level.name} could not be made: {error}")
     if not found:
