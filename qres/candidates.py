@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Protocol
 
 from qres import claims, gguf_file, level_cache, levels
-from qres.errors import CrashError, InputError, NativeError, UsageError
+from qres.errors import CrashError, InputError, NativeError, QresError, UsageError
 from qres.file_stamp import Stamp
 from qres.findings import SharedTensors
 from qres.gguf_cursor import show
 from qres.gguf_file import Inventory
 from qres.levels import Level
 from qres.records import Skipped
+
+_GIVE = "give quantized files of this reference"
 
 OnProgress = Callable[[int, int], None]
 Note = Callable[[str], None]
@@ -114,12 +116,15 @@ def _once(files: Sequence[Inventory], note: Note) -> list[Inventory]:
 
 
 def _require_same_model(reference: Inventory, other: Inventory) -> None:
-    gguf_file.require_language_model(other, "candidate")
+    try:
+        gguf_file.require_language_model(other, "candidate")
+    except QresError as error:  # what to give in the place of a reference is no help here
+        raise type(error)(error.message, _GIVE) from error
     difference = gguf_file.shape_difference(reference, other)
     if difference:
         raise InputError(
             f"{other.path.name} is not the same model as {reference.path.name}: {difference}",
-            "give quantized files of this reference",
+            _GIVE,
         )
     difference = gguf_file.tokenizer_difference(reference, other)
     if difference:

@@ -70,6 +70,7 @@ NO_MODELS = [
             pair(full(), data),
             "the candidate model cand.gguf",
             what,
+            "Give quantized files of this reference",
             code=code,
         )
         for name, (data, code, what, _, _) in KINDS.items()
