@@ -6,24 +6,22 @@ hold it" is the input of each weight's matmul, not only the stream.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from qres.branch import block_number
 from qres.corpus import Chunk
 from qres.findings import NonFinite
 from qres.native import ggml
-from qres.native.graph import Graph, Node, Recorder
+from qres.native.graph import VIEWS, Graph, Node, Recorder
 from qres.native.session import Floats, Session
 from qres.residual import ResidualMap
 from qres.sensitivity.patching import unit_name
 
-_VIEWS = frozenset({"RESHAPE", "VIEW", "PERMUTE", "TRANSPOSE"})
 _MATMULS = frozenset({"MUL_MAT", "MUL_MAT_ID"})
-_BLOCK = re.compile(r"\bblk\.(\d+)\.")
 _INFINITE = np.uint32(0x7F800000)
 _SIGN = np.uint32(0x7FFFFFFF)
 
@@ -54,7 +52,7 @@ class _SurveyTap:
         tensor = ggml.at(address)
         self.recorder.add(address)
         self.absmax.append(None)
-        return ggml.op_name(tensor.op) not in _VIEWS and ggml.is_plain(address)
+        return ggml.op_name(tensor.op) not in VIEWS and ggml.is_plain(address)
 
     def see(self, address: int) -> None:
         self._memory = values = ggml.read(address, self._memory)
@@ -132,10 +130,7 @@ def survey(
 
 
 def _leaves(graph: Graph, node: Node) -> Iterator[str]:
-    for index in node.sources:
-        source = graph.nodes[index]
-        while source.op in _VIEWS and source.sources:
-            source = graph.nodes[source.sources[0]]
+    for source in map(graph.root, node.sources):
         if source.is_leaf:
             yield source.name
 
@@ -149,18 +144,16 @@ def _input_absmax(graph: Graph, node: Node, absmax: Sequence[float | None]) -> f
     """Of what a matmul multiplies its weight with."""
     if node.op not in _MATMULS:
         return None
-    source = graph.nodes[node.sources[1]]
-    while source.op in _VIEWS and source.sources:
-        source = graph.nodes[source.sources[0]]
+    source = graph.root(node.sources[1])
     return None if source.is_leaf else absmax[source.ordinal]
 
 
 def _layer(graph: Graph, executed: Sequence[Node], weights: frozenset[str]) -> int | None:
     """The block of the last weight used."""
     for node in reversed(executed):
-        match = _BLOCK.search(_weight(graph, node, weights))
-        if match:
-            return int(match[1])
+        number = block_number(_weight(graph, node, weights))
+        if number is not None:
+            return number
     return None
 
 

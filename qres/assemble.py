@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 
 from qres import __version__, advice, deploy, gguf_file, levels
+from qres.branch import block_number
 from qres.candidates import Candidate
 from qres.file_stamp import Stamp
 from qres.findings import Extreme, NonFinite, SharedTensors
@@ -84,19 +84,16 @@ def _with_weights(inputs: Inputs, found: NonFinite) -> NonFinite:
 def _extremes(inputs: Inputs, measured: Measured) -> tuple[Extreme, ...]:
     """Magnitudes of the reference beyond half of the largest 16-bit float, largest first."""
     half = F16_MAX / 2
-    rows = [Extreme(REFERENCE, "weight", _layer(v.tensor), v.tensor, v.absmax) for v in inputs.values if v.near_f16]
-    rows += [Extreme(REFERENCE, "input", _layer(n), n, top) for n, top in measured.inputs.items() if top > half]
+    rows = [
+        Extreme(REFERENCE, "weight", block_number(v.tensor), v.tensor, v.absmax) for v in inputs.values if v.near_f16
+    ]
+    rows += [Extreme(REFERENCE, "input", block_number(n), n, top) for n, top in measured.inputs.items() if top > half]
     rows += [
         Extreme(REFERENCE, "stream", point.layer, point.label, point.absmax)
         for point in measured.stream
         if point.absmax is not None and point.absmax > half
     ]
     return tuple(sorted(rows, key=lambda row: -row.absmax))
-
-
-def _layer(tensor: str) -> int | None:
-    match = re.match(r"blk\.(\d+)\.", tensor)
-    return int(match[1]) if match else None
 
 
 def model_file(name: str, inventory: Inventory, stamps: Mapping[Path, Stamp]) -> ModelFile:

@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass, replace
 
-BLOCK = re.compile(r"^(?:\w+\.)?blk\.(\d+)\.(.+)$")
+BLOCK = re.compile(r"^(?:\w+\.)?blk\.(\d{1,9})\.(.+)$")
 
 _KINDS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("moe", re.compile(r"ffn_\w+_exps|ffn_gate_inp")),
@@ -51,6 +51,12 @@ class Branch:
     together."""
     norm_before: bool
     norm_after: bool
+
+
+def block_number(name: str) -> int | None:
+    """The block that a weight belongs to, by its GGUF name; None for one outside the blocks."""
+    match = BLOCK.match(name)
+    return int(match[1]) if match else None
 
 
 def kind_of(weights: tuple[str, ...]) -> str:

@@ -209,7 +209,7 @@ def made(
         NativeError: none could be made.
     """
     listener.stage("reading the reference", None)
-    digest = gguf_file.content_digest(reference.shards, _in_mib(listener))
+    digest = gguf_file.content_digest(reference.shards, in_mib(listener))
     found: list[Candidate] = []
     skipped: list[Skipped] = []
     for level in wanted:
@@ -228,7 +228,8 @@ def made(
     return _by_size(found), tuple(skipped)
 
 
-def _in_mib(listener: Listener) -> OnProgress:
+def in_mib(listener: Listener) -> OnProgress:
+    """A listener of bytes read that tells another in MiB."""
     return lambda done, total: listener.step(done // 2**20, total // 2**20, "MiB")
 
 

@@ -8,9 +8,7 @@ so a resumed scan ends with the same figures. Histograms are nearly empty and st
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -18,6 +16,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+from qres.atomic import whole_file
 from qres.drift import DriftStats, HealthStats
 from qres.errors import InputError
 from qres.findings import NonFinite
@@ -74,14 +73,8 @@ def save(path: Path, state: State, about: Mapping[str, str]) -> None:
     arrays: dict[str, npt.NDArray[Any]] = {}
     tree = _encode({"about": dict(about), "state": state}, arrays)
     arrays["tree"] = np.frombuffer(json.dumps(tree).encode(), dtype=np.uint8)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        with partial.open("wb") as file:
-            np.savez(file, allow_pickle=False, **arrays)
-        partial.replace(path)
-    finally:
-        with suppress(OSError):
-            partial.unlink()
+    with whole_file(path) as partial, partial.open("wb") as file:
+        np.savez(file, allow_pickle=False, **arrays)
 
 
 def load(path: Path, about: Mapping[str, str]) -> State | None:

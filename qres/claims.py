@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Iterator
 
 from qres import levels
+from qres.branch import block_number
 from qres.gguf_cursor import show
 from qres.gguf_file import Digest, Inventory, Tensor
 
-_BLOCK = re.compile(r"blk\.(\d+)\.")
 _NAMES = sorted(levels.LEVELS_BY_NAME.keys() | levels.TYPE_TRAITS.keys(), key=len, reverse=True)
 _LEVEL_WORD = re.compile(
     rf"(?<![^\W_])(?:{'|'.join(name.replace('_', '[-_]') for name in _NAMES)})(?![^\W_])", re.IGNORECASE
@@ -56,7 +56,7 @@ def level_disagreement(inventory: Inventory) -> str:
 
 def block_matrices(inventory: Inventory) -> list[Tensor]:
     """The matrices of the blocks, which a recipe's base type is meant for; not the embedding and the head."""
-    return [t for t in inventory.tensors if t.n_dims >= 2 and t.n_weights and _BLOCK.search(t.name)]
+    return [t for t in inventory.tensors if t.n_dims >= 2 and t.n_weights and block_number(t.name) is not None]
 
 
 def main_type(inventory: Inventory) -> str:
@@ -119,7 +119,7 @@ def _odd_values(inventory: Inventory) -> Iterator[str]:
         if isinstance(token, int) and inventory.n_vocab and not 0 <= token < inventory.n_vocab:
             yield f"the {name.upper()} token is {token}, the vocabulary has {inventory.n_vocab} tokens"
     blocks = metadata.get(f"{architecture}.block_count")
-    numbers = [int(match[1]) for t in inventory.tensors if (match := re.match(r"blk\.(\d+)\.", t.name))]
+    numbers = [number for t in inventory.tensors if (number := block_number(t.name)) is not None]
     if inventory.kind in ("model", "diffusion") and isinstance(blocks, int) and max(numbers, default=-1) + 1 != blocks:
         yield f"block_count is {blocks}, the tensors are of {max(numbers, default=-1) + 1} blocks"
     empty = [tensor.name for tensor in inventory.tensors if not tensor.n_weights]

@@ -73,7 +73,10 @@ TextOption = Annotated[
 TokensOption = Annotated[
     Path | None,
     typer.Option(
-        "--tokens", help="Token ids to measure on instead of text, separated by white space; - as for --text."
+        "--tokens",
+        parser=_given("--tokens"),
+        metavar="PATH",
+        help="Token ids to measure on instead of text, separated by white space; - as for --text.",
     ),
 ]
 CtxOption = Annotated[int, typer.Option("--n-ctx", help="Tokens per chunk.")]

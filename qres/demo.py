@@ -9,13 +9,13 @@ but its outliers and its residual stream are real, and quantizing it loses what 
 from __future__ import annotations
 
 import importlib.util
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
+from qres.atomic import whole_file
 from qres.errors import InputError
 
 if TYPE_CHECKING:
@@ -51,9 +51,19 @@ def make_16bit(source: Path, target: Path) -> None:
     import gguf
 
     reader = gguf.GGUFReader(source)
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
-    writer = gguf.GGUFWriter(partial, reader.fields["general.architecture"].contents())
-    _copy_metadata(reader, writer)
+    with whole_file(target) as partial:
+        writer = gguf.GGUFWriter(partial, reader.fields["general.architecture"].contents())
+        _copy_metadata(reader, writer)
+        _add_dithered(reader, writer)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+
+
+def _add_dithered(reader: gguf.GGUFReader, writer: gguf.GGUFWriter) -> None:
+    import gguf
+
     random = np.random.default_rng(0)
     for tensor in reader.tensors:
         shape = [int(n) for n in reversed(tensor.shape)]
@@ -66,14 +76,6 @@ def make_16bit(source: Path, target: Path) -> None:
             dither = random.uniform(-0.5, 0.5, block.shape).astype(np.float32)
             block += dither * _step(block, tensor.tensor_type.name)[:, None]
         writer.add_tensor(tensor.name, runs.reshape(shape).astype(np.float16))
-    try:
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
-        partial.replace(target)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _step(runs: npt.NDArray[np.float32], type_name: str) -> npt.NDArray[np.float32]:

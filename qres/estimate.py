@@ -101,9 +101,7 @@ def level_bytes(reference: Inventory, level: Level) -> int:
     llama.cpp's recipes also give some tensors more; that is a few percent. MXFP4_MOE is for experts, the rest of the
     model becomes Q8_0; Q3_K_L mixes Q3_K and Q5_K, together about Q4_K.
     """
-    head = (
-        "output.weight" if any(tensor.name == "output.weight" for tensor in reference.tensors) else "token_embd.weight"
-    )
+    head = "token_embd.weight" if reference.tied_head else "output.weight"
     total = 0
     for tensor in reference.tensors:
         if tensor.n_dims < 2 or tensor.row % 32:

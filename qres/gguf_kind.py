@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from qres.branch import block_number
 from qres.errors import InputError, QresError, UnsupportedError
 
 _CONVERT = "convert the original model with convert_hf_to_gguf.py"
@@ -47,7 +47,6 @@ _BY_ARCHITECTURE = {
     "llada-moe": "diffusion",
     "rnd1": "diffusion",
 }
-_BLOCK = re.compile(r"blk\.(\d{1,9})\.")
 _BY_GENERAL_TYPE = {"adapter": "lora", "imatrix": "imatrix", "mmproj": "mmproj"}
 
 
@@ -126,7 +125,7 @@ def _is_nextn_only(architecture: str, metadata: Mapping[str, object], tensor_nam
     blocks, nextn = (metadata.get(f"{architecture}.{key}") for key in ("block_count", "nextn_predict_layers"))
     if type(blocks) is not int or type(nextn) is not int or nextn <= 0:
         return False
-    indices = {int(match[1]) for match in map(_BLOCK.match, tensor_names) if match}
+    indices = {number for number in map(block_number, tensor_names) if number is not None}
     return bool(indices) and min(indices) >= blocks - nextn
 
 

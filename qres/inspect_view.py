@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 from rich.text import Text
@@ -11,9 +11,10 @@ from rich.text import Text
 from qres.bpw_gap import BpwGap
 from qres.gguf_file import Inventory
 from qres.inspection import Inspection, MetadataRow
-from qres.progress import RichListener, answer_console
+from qres.progress import RichListener, answer_console, text_table
 from qres.records import TypeShare
 from qres.report.formatting import count, fixed, mib, percent, significant
+from qres.report.plain import sentence
 
 if TYPE_CHECKING:  # numpy and gguf: only where the values were scanned
     from qres.tensor_values import TensorValues
@@ -70,7 +71,7 @@ def _sections(inspection: Inspection) -> Iterable[tuple[str, Sequence[Table | Te
 
 
 def _sentences(first: str, second: str) -> str:
-    return f"{first}. {second[0].upper()}{second[1:]}." if second else f"{first}."
+    return f"{first}. {sentence(second)}" if second else f"{first}."
 
 
 def _facts(inspection: Inspection) -> Table:
@@ -121,7 +122,7 @@ def _types(types: Sequence[TypeShare]) -> Table:
         ]
         for share in types
     ]
-    return _rows(("type", "tensors", "weights", "MiB", "of bytes", ""), rows, right=(1, 2, 3, 4))
+    return text_table(("type", "tensors", "weights", "MiB", "of bytes", ""), rows, right=(1, 2, 3, 4))
 
 
 def _gap_title(gap: BpwGap, file_type: str) -> str:
@@ -136,7 +137,7 @@ def _gap(gap: BpwGap) -> Table:
         rows.append([added, count(group.tensors), mib(group.bytes), group.type, group.reason, group.example])
     rows.append([fixed(gap.bpw, 4), "", "", "", "together", ""])
     titles = ("bits", "tensors", "MiB", "type", "reason", "for example")
-    return _rows(titles, rows, right=(0, 1, 2), wrapped=(4, 5))
+    return text_table(titles, rows, right=(0, 1, 2), wrapped=(4, 5))
 
 
 def _values_title(values: Sequence[TensorValues] | None) -> str:
@@ -152,7 +153,7 @@ def _values_title(values: Sequence[TensorValues] | None) -> str:
 
 def _values(values: Sequence[TensorValues]) -> list[Table]:
     rows = [[found.tensor, significant(found.absmax), said] for found in values if (said := _said(found))]
-    return [_rows(("tensor", "largest", "finding"), rows, right=(1,), wrapped=(2,))] if rows else []
+    return [text_table(("tensor", "largest", "finding"), rows, right=(1,), wrapped=(2,))] if rows else []
 
 
 def _said(found: TensorValues) -> str:
@@ -170,23 +171,10 @@ def _metadata(metadata: Sequence[MetadataRow], width: int) -> Table:
     """One line per value, cut to what is left of `width` columns beside the keys."""
     keys = min(max(len(row.key) for row in metadata), width // 2)
     rows = [[_cut(row.key, keys), _cut(row.value, width - keys - 2)] for row in metadata]
-    return _rows(("metadata", "value"), rows)
+    return text_table(("metadata", "value"), rows)
 
 
 def _cut(text: str, width: int) -> str:
     line = Text(text)
     line.truncate(width, overflow="ellipsis")
     return line.plain
-
-
-def _rows(
-    titles: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[int] = (), wrapped: Sequence[int] = ()
-) -> Table:
-    """A table; the columns `right` are set right, the columns `wrapped` give way where the terminal is narrow."""
-    table = Table(box=None, header_style="dim", pad_edge=False)
-    for index, title in enumerate(titles):
-        side: Literal["left", "right"] = "right" if index in right else "left"
-        table.add_column(Text(title), justify=side, no_wrap=index not in wrapped)
-    for row in rows:
-        table.add_row(*map(Text, row))
-    return table

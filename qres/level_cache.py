@@ -13,6 +13,7 @@ import filelock
 import platformdirs
 
 from qres import gguf_file
+from qres.atomic import remove_leftovers, whole_file
 from qres.errors import InputError, NativeError
 from qres.file_stamp import Stamp, require_unchanged
 from qres.gguf_file import Inventory
@@ -61,16 +62,16 @@ def make(
         ChangedError: the reference changed meanwhile.
         NativeError: llama.cpp failed, or wrote something else than it was asked for.
     """
-    if target.exists():
-        with suppress(InputError, NativeError):  # damaged, or from an interrupted copy: make it again
-            return _verified(target, reference, level)
+    found = _cached(target, reference, level)
+    if found:
+        return found
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with _lock(target, note):
-            if target.exists():
-                with suppress(InputError, NativeError):  # made by whom we waited for
-                    return _verified(target, reference, level)
-            _remove_partial(target)
+            found = _cached(target, reference, level)  # made by whom we waited for
+            if found:
+                return found
+            remove_leftovers(target.parent, re.escape(target.name))
             _make(reference, level, target, threads, on_progress, stamps)
     except OSError as error:
         raise InputError(
@@ -104,12 +105,11 @@ def _make(
             f"{level.name} needs {needed / 2**20:,.0f} MiB in {target.parent}, {free / 2**20:,.0f} MiB are free",
             "free some space, or choose another folder with --cache",
         )
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:
-        worker.run(_quantize, lambda event: on_progress(*event), reference.path, partial, level.ftype, threads)
-        _verified(partial, reference, level)
-        require_unchanged(stamps)  # the name promises what the level was made from
-        partial.replace(target)
+        with whole_file(target) as partial:
+            worker.run(_quantize, lambda event: on_progress(*event), reference.path, partial, level.ftype, threads)
+            _verified(partial, reference, level)
+            require_unchanged(stamps)  # the name promises what the level was made from
     except NativeError as error:
         require_unchanged(stamps)  # a mapped file that became shorter ends the process by a signal
         if shutil.disk_usage(target.parent).free < SPARE_BYTES:  # llama.cpp only says "iostream error"
@@ -117,16 +117,14 @@ def _make(
                 f"{level.name} could not be written: {target.parent} is full", "free some space, or use --cache"
             ) from error
         raise
-    finally:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
 
 
-def _remove_partial(target: Path) -> None:
-    """Take away what a scan that was killed left behind: whoever holds the lock is the only one at work."""
-    for partial in target.parent.glob(f".{target.name}.*.partial"):
-        with suppress(OSError):
-            partial.unlink()
+def _cached(target: Path, reference: Inventory, level: Level) -> Inventory | None:
+    """The level that is there; None for one that is damaged, or from an interrupted copy: it is made again."""
+    if target.exists():
+        with suppress(InputError, NativeError):
+            return _verified(target, reference, level)
+    return None
 
 
 def _verified(path: Path, reference: Inventory, level: Level) -> Inventory:

@@ -32,7 +32,6 @@ from qres.metrics import (
     score,
     score_reference,
 )
-from qres.native.graph import Graph
 from qres.native.session import Session
 from qres.records import NoiseFloor
 from qres.residual import ResidualMap, trace
@@ -147,8 +146,7 @@ class Lockstep:
                 raise UnsupportedError(f"stream after is not stream before + branch: {off:.0f} float32 roundings off")
             for i in self.alive:
                 with self._level(i):
-                    graph = self.levels[i].record(chunk)
-                    self._maps[i] = self._map(graph, self.levels[i], chunk)
+                    self._maps[i] = self._trace(self.levels[i], chunk)
             odd = next((self.names[i] for i in self.alive if _shape(self._maps[i]) != _shape(rmap)), None)
             if odd is not None:
                 raise UnsupportedError(f"{odd} computes another graph than the reference")
@@ -161,10 +159,7 @@ class Lockstep:
             self.unmapped = str(error)
 
     def _trace(self, model: Session, chunk: Chunk) -> ResidualMap:
-        return self._map(model.record(chunk), model, chunk)
-
-    def _map(self, graph: Graph, model: Session, chunk: Chunk) -> ResidualMap:
-        return trace(graph, self._weights, model.n_embd, model.n_vocab, len(chunk))
+        return trace(model.record(chunk), self._weights, model.n_embd, model.n_vocab, len(chunk))
 
     def survey(self, chunk: Chunk, where: str) -> None:
         """Look at every value within every model on one chunk: how large, and whether they are finite.

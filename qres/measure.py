@@ -84,15 +84,16 @@ def _loaded(job: Job, state: State, events: _Events, stack: ExitStack) -> Lockst
 
 def _begin(job: Job, state: State, lockstep: Lockstep, events: _Events) -> None:
     """What is found out once, on the first chunk; of a scan that goes on, it is known already."""
-    if state.noise is None:
+    is_new = state.noise is None
+    if is_new:
         state.n_units = _n_units(job, lockstep)
-        events.total = _decodes(job, lockstep, state.n_units)
+    events.total = _decodes(job, lockstep, state.n_units)
+    if is_new:
         chunk = job.texts.rank[0]
         state.rank, state.report = lockstep.new_stats(), lockstep.new_stats()
         state.health = HealthStats(lockstep.points) if lockstep.rmap else None
         lockstep.survey(chunk, f"chunk 1 of {job.texts.rank_name}")
         state.noise, state.no_noise = _noise_floor(job, lockstep)
-    events.total = _decodes(job, lockstep, state.n_units)
     if state.rank_done or state.report_done:
         events.resume(_decodes_done(job, state, lockstep))
         done = f"{state.rank_done + state.report_done} of {len(job.texts.rank) + len(job.texts.report)} chunks are done"
@@ -153,9 +154,7 @@ def _n_units(job: Job, lockstep: Lockstep) -> int:
     """How many units are patched per level."""
     if lockstep.rmap is None:
         return 0
-    rank, report = len(job.texts.rank), len(job.texts.report)
-    rest = _ONCE + len(lockstep.alive) + _plain_decodes(job, lockstep, rank, report)
-    budget = patching.budget(rest, len(lockstep.alive), rank)
+    budget = patching.budget(_decodes(job, lockstep, 0), len(lockstep.alive), len(job.texts.rank))
     return lockstep.points if job.all_units else min(lockstep.points, budget)
 
 

@@ -13,7 +13,7 @@ from qres.errors import NativeError
 from qres.job import Preflight
 from qres.native.memory import ContextMemory, context_memory, layout
 from qres.native.session import require_backend
-from qres.native.vocabulary import vocabulary
+from qres.native.vocabulary import Vocabulary
 
 
 def preflight(
@@ -33,11 +33,11 @@ def preflight(
         NativeError: llama.cpp refuses the model.
     """
     require_backend(n_gpu_layers)
-    with vocabulary(model) as words:
-        texts = corpus.texts(plan, words.tokenize, words.n_tokens, words.bos())
     memory: dict[int, tuple[int, int]] = {}
     own = None
     with layout(model) as laid_out:
+        words = Vocabulary(laid_out, model.name)
+        texts = corpus.texts(plan, words.tokenize, words.n_tokens, words.bos())
         try:
             own = _bytes(context_memory(laid_out, plan.n_ctx, plan.n_ctx))
             for n_ctx in contexts:

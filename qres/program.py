@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import re
 import signal
 import sys
 import threading
@@ -83,18 +82,10 @@ def _fail(message: str, hint: str, code: int) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    from qres.report.plain import plain
+    from qres.report.plain import plain_line, sentence
 
-    line = Text.assemble(("qres: ", "bold red"), plain(message).replace("\n", " "))
+    line = Text.assemble(("qres: ", "bold red"), plain_line(message))
     if hint:
-        line.append(f"{'' if message.endswith(('.', '?')) else '.'} {_sentence(plain(hint).replace(chr(10), ' '))}")
+        line.append(f"{'' if message.endswith(('.', '?')) else '.'} {sentence(plain_line(hint))}")
     Console(stderr=True, soft_wrap=True, highlight=False).print(line)
     sys.exit(code)
-
-
-def _sentence(hint: str) -> str:
-    """The hint with a capital letter and a full stop, where these would not change a name or a command in it."""
-    first, last = hint.split(maxsplit=1)[0], hint.rsplit(maxsplit=1)[-1]
-    if first.rstrip(",:").isalpha() and first not in ("llama.cpp", "qres"):
-        hint = hint[0].upper() + hint[1:]
-    return hint if re.search(r"\w[./]\w", last) and ">" in hint else f"{hint}."

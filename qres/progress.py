@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Literal
 
 from rich.console import Console
 from rich.progress import (
@@ -24,7 +25,7 @@ from rich.text import Text
 
 from qres.records import Result
 from qres.report import tables
-from qres.report.plain import plain, plain_record
+from qres.report.plain import plain, plain_line, plain_record
 
 
 class _RateColumn(ProgressColumn):
@@ -77,16 +78,11 @@ class RichListener:
 
     def note(self, text: str) -> None:
         """Something the user may want to know now."""
-        self._console.print(Text(_line(text), style="dim"), soft_wrap=True)
+        self._console.print(Text(plain_line(text), style="dim"), soft_wrap=True)
 
     def warn(self, text: str) -> None:
         """Something the user must mind."""
-        self._console.print(Text(_line(text), style="yellow"), soft_wrap=True)
-
-
-def _line(text: str) -> str:
-    """One plain line: names may hold new lines, too."""
-    return plain(text).replace("\n", " ")
+        self._console.print(Text(plain_line(text), style="yellow"), soft_wrap=True)
 
 
 class _PatientConsole(Console):
@@ -130,10 +126,18 @@ _SHOWN = ("level", "MiB", "bits/weight", "KLD mean ± SE", "same top", "PPL chan
 def _levels(result: Result) -> RichTable:
     levels = tables.levels(result)
     shown = [i for i, column in enumerate(levels.columns) if column.title in _SHOWN]
+    right = [n for n, i in enumerate(shown) if levels.columns[i].align == "right"]
+    return text_table([levels.columns[i].title for i in shown], ([row[i] for i in shown] for row in levels.rows), right)
+
+
+def text_table(
+    titles: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[int] = (), wrapped: Sequence[int] = ()
+) -> RichTable:
+    """A table; the columns `right` are set right, the columns `wrapped` give way where the terminal is narrow."""
     table = RichTable(box=None, header_style="dim", pad_edge=False)
-    for i in shown:
-        column = levels.columns[i]
-        table.add_column(Text(column.title), justify="right" if column.align == "right" else "left", no_wrap=True)
-    for row in levels.rows:
-        table.add_row(*(Text(row[i]) for i in shown))
+    for index, title in enumerate(titles):
+        side: Literal["left", "right"] = "right" if index in right else "left"
+        table.add_column(Text(title), justify=side, no_wrap=index not in wrapped)
+    for row in rows:
+        table.add_row(*map(Text, row))
     return table

@@ -18,10 +18,9 @@ from dataclasses import dataclass, replace
 
 from qres.branch import BLOCK, Branch, family, kind_of, name_units, norm_placement
 from qres.errors import UnsupportedError
-from qres.native.graph import Graph, Node
+from qres.native.graph import VIEWS, Graph, Node
 
-_VIEWS = frozenset({"RESHAPE", "VIEW", "PERMUTE", "TRANSPOSE"})
-_COPIES = _VIEWS | {"CONT", "CPY", "DUP"}
+_COPIES = VIEWS | {"CONT", "CPY", "DUP"}
 _NORMS = frozenset({"NORM", "RMS_NORM", "L2_NORM", "GROUP_NORM"})
 _WRITES = frozenset({"SET_ROWS", "CPY", "SET"})
 
@@ -88,7 +87,7 @@ class _Tracer:
         for index in graph.executed:
             node = self.nodes[index]
             if node.op in _WRITES:
-                self.writers.setdefault(self._root(node.sources[-1]).index, []).append(index)
+                self.writers.setdefault(self.graph.root(node.sources[-1]).index, []).append(index)
             step = self._step(node)
             if step is not None:
                 self.path[index] = step
@@ -99,7 +98,7 @@ class _Tracer:
         return node.ne[0] == self.n_embd and node.size == self.n_embd * self.n_tokens
 
     def _is_weight(self, index: int) -> bool:
-        node = self._root(index)
+        node = self.graph.root(index)
         return node.is_leaf and node.name in self.weights
 
     def _step(self, node: Node) -> _Step | None:
@@ -129,7 +128,7 @@ class _Tracer:
         if node.op in {"MUL", "ADD"}:
             other = next((source for source in node.sources if source != stream), stream)
             single = self.nodes[other].size == 1  # a learned scalar for the whole layer, as in Gemma 4
-            embedding_norm = start and not BLOCK.match(self._root(other).name)
+            embedding_norm = start and not BLOCK.match(self.graph.root(other).name)
             return self._is_weight(other) and (self.through_norms or embedding_norm or single)
         return False
 
@@ -147,13 +146,6 @@ class _Tracer:
         return _Step(stream, adds)
 
     # -- what is behind a branch
-
-    def _root(self, index: int) -> Node:
-        """The tensor whose memory a view looks at."""
-        node = self.nodes[index]
-        while node.op in _VIEWS and node.sources:
-            node = self.nodes[node.sources[0]]
-        return node
 
     def _behind(self, start: int) -> _Behind:
         """Weights and stream tensors reached backwards from a branch, stopping at the stream."""

@@ -187,7 +187,7 @@ def _no_memory(reference: Inventory, flight: Preflight) -> tuple[Skipped, ...]:
 def _values(model: Inventory, threads: int, title: str, listener: Listener) -> tuple[TensorValues, ...]:
     """Largest magnitudes and broken values of every tensor."""
     listener.stage(title, None)
-    return tensor_values.scan(model, lambda done, total: listener.step(done >> 20, total >> 20, "MiB"), threads)
+    return tensor_values.scan(model, candidates.in_mib(listener), threads)
 
 
 def _refuse_broken(reference: Inventory, values: Sequence[TensorValues], *, making: bool) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import filelock
 from pathvalidate import sanitize_filename
 
+from qres.atomic import remove_leftovers, whole_file
 from qres.errors import InputError
 from qres.job import STATE_NAME
 from qres.records import Result
@@ -106,12 +107,8 @@ def _written(folder: Path) -> tuple[Path, ...]:
 
 def _remove_partial(folder: Path) -> None:
     """Take away what a process that was killed left half written: whoever holds the lock is the only one at work."""
-    names = "|".join(re.escape(name) for name in (*NAMES.values(), STATE_NAME))
-    ours = re.compile(rf"\.({names}|[\w-]+\.svg)\.\d+\.partial")
-    for partial in (*folder.glob(".*.partial"), *folder.glob("charts/.*.partial")):
-        if ours.fullmatch(partial.name):
-            with suppress(OSError):
-                partial.unlink()
+    remove_leftovers(folder, "|".join(re.escape(name) for name in (*NAMES.values(), STATE_NAME)))
+    remove_leftovers(folder / "charts", r"[\w-]+\.svg")
 
 
 def rescue(result: Result, folder: Path) -> Path | None:
@@ -179,17 +176,13 @@ def reports(result: Result, folder: Path, formats: Collection[str], target: Path
 
 def _write(path: Path, text: str) -> None:
     path = path.resolve()  # a link stays a link, and what it leads to is replaced
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         if path.exists() and not path.is_file():
             raise InputError(f"{path} exists and is not a file", "choose another place with --out")
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(text, encoding="utf-8", newline="\n")
-        partial.replace(path)
+        with whole_file(path) as partial:
+            partial.write_text(text, encoding="utf-8", newline="\n")
     except OSError as error:
         raise InputError(
             f"cannot write {path}: {error.strerror or error}", "choose another place with --out"
         ) from error
-    finally:
-        with suppress(OSError):  # where no partial file could be made there is none to remove
-            partial.unlink()

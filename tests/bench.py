@@ -18,9 +18,10 @@ from pathlib import Path
 from qres import corpus, demo, gguf_file
 from qres.capture import Snapshot, capture, force, inject
 from qres.lockstep import Lockstep
+from qres.native.memory import layout
 from qres.native.quantizer import quantize
 from qres.native.session import Session, SessionOptions
-from qres.native.vocabulary import vocabulary
+from qres.native.vocabulary import Vocabulary
 from qres.residual import trace
 
 N_CTX, ROUNDS, THREADS = 512, 7, os.cpu_count() or 2
@@ -59,8 +60,8 @@ def _help() -> None:
 def _measure(files: list[Path]) -> None:
     options = SessionOptions(N_CTX, THREADS)
     reference, *levels = (Session(path, options) for path in files)
-    with vocabulary(files[0]) as words:
-        ids = words.tokenize(corpus.built_in("report").text or b"")
+    with layout(files[0]) as model:
+        ids = Vocabulary(model, files[0].name).tokenize(corpus.built_in("report").text or b"")
     chunk = corpus.chunk(ids, N_CTX, None, 1).chunks[0]
     weights = frozenset(tensor.name for tensor in gguf_file.read(files[0]).tensors)
     rmap = trace(reference.record(chunk), weights, reference.n_embd, reference.n_vocab, N_CTX)

@@ -152,6 +152,13 @@ DAMAGED = [
         case(f"inspect-{name}", f"a GGUF with {name}", inspect(data), "Neither: ", "kind", code=0)
         for name, (data, _, _) in BROKEN.items()
     ),
+    case(
+        "inspect-block-of-5000-digits",
+        "a block number that Python makes no int of",
+        inspect(full(rows=rows((f"blk.{'9' * 5000}.x.weight", (64,), 0, 700)))),
+        "Reference: ",
+        code=0,
+    ),
     case("inspect-version-2", "a GGUF of version 2", inspect(build(HEADER, FULL, ROOM, version=2)), "GGUF 2", code=0),
 ]
 

@@ -69,6 +69,7 @@ TEXTS = [
         source("gone.txt"),
         "cannot read gone.txt: No such file",
     ),
+    case("ids-empty-name", "the same for ids", source("", "--tokens"), "--tokens", "empty", code=2),
     case("text-empty-name", "a variable that is not set", source(""), "empty", code=2),
     case(
         "text-name-too-long",

@@ -24,6 +24,7 @@ ALLOWED: dict[str, set[str]] = {
     "": set(),
     # what everything may know
     "errors": set(),
+    "atomic": set(),
     "findings": set(),
     "device_records": set(),
     "records": {"device_records", "findings"},
@@ -31,7 +32,7 @@ ALLOWED: dict[str, set[str]] = {
     "metrics": {"errors", "records"},
     "result_json": {"errors", "records"},
     # files and texts, without a model
-    "gguf_kind": {"errors"},
+    "gguf_kind": {"branch", "errors"},
     "gguf_cursor": {"errors"},
     "gguf_values": {"gguf_cursor"},
     "gguf_resync": {"gguf_cursor", "gguf_values"},
@@ -55,7 +56,7 @@ ALLOWED: dict[str, set[str]] = {
         "records",
     },
     "tensor_values": {"errors", "gguf_cursor", "gguf_file", "levels"},
-    "claims": {"gguf_cursor", "gguf_file", "levels"},
+    "claims": {"branch", "gguf_cursor", "gguf_file", "levels"},
     "bpw_gap": {"claims", "gguf_cursor", "gguf_file", "levels"},
     "inspection": {
         "bpw_gap",
@@ -69,7 +70,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "corpus": {"errors"},
     "file_stamp": {"errors"},
-    "demo": {"errors"},
+    "demo": {"atomic", "errors"},
     # the border to llama.cpp
     "native": set(),
     "native.ggml": NATIVE,
@@ -79,13 +80,14 @@ ALLOWED: dict[str, set[str]] = {
     "native.session": NATIVE,
     "native.vocabulary": NATIVE,
     "native.worker": NATIVE,
-    "level_cache": {"errors", "file_stamp", "gguf_file", "levels", "native.quantizer", "native.worker"},
+    "level_cache": {"atomic", "errors", "file_stamp", "gguf_file", "levels", "native.quantizer", "native.worker"},
     # measuring, in the worker
     "branch": set(),
     "residual": {"branch", "errors", "native.graph"},
     "capture": {"errors", "native.ggml", "native.session", "residual"},
     "drift": {"capture", "metrics"},
     "activations": {
+        "branch",
         "corpus",
         "findings",
         "native.ggml",
@@ -104,7 +106,6 @@ ALLOWED: dict[str, set[str]] = {
         "job",
         "levels",
         "metrics",
-        "native.graph",
         "native.session",
         "records",
         "residual",
@@ -113,7 +114,7 @@ ALLOWED: dict[str, set[str]] = {
     "sensitivity.patching": {"residual"},
     "summary": {"drift", "lockstep", "metrics", "records", "residual", "sensitivity.patching", "levels"},
     "job": {"corpus", "file_stamp", "findings", "records"},
-    "checkpoint": {"drift", "errors", "findings", "lockstep", "metrics", "records"},
+    "checkpoint": {"atomic", "drift", "errors", "findings", "lockstep", "metrics", "records"},
     "preflight": {"corpus", "errors", "job", "native.memory", "native.session", "native.vocabulary"},
     "measure": {
         "advice",
@@ -148,6 +149,7 @@ ALLOWED: dict[str, set[str]] = {
     "assemble": {
         "",
         "advice",
+        "branch",
         "candidates",
         "deploy",
         "file_stamp",
@@ -191,7 +193,7 @@ ALLOWED: dict[str, set[str]] = {
     "report.themes": REPORT,
     "report.plain": REPORT,
     "report.words": REPORT,
-    "write": {"errors", "job", "records", "report", "result_json"},
+    "write": {"atomic", "errors", "job", "records", "report", "result_json"},
     "progress": {"records", "report"},
     "inspect_view": {"bpw_gap", "gguf_file", "inspection", "progress", "records", "report", "tensor_values"},
     "cli": {

@@ -14,6 +14,9 @@ from qres.native import ggml
 LEAF = -1
 """Ordinal of a tensor that is not computed: a weight, an input or a cache."""
 
+VIEWS = frozenset({"RESHAPE", "VIEW", "PERMUTE", "TRANSPOSE"})
+"""Operations that compute nothing: their result looks at the memory of their source."""
+
 _BACKEND_COPY = re.compile(r"^[^#]+#(?P<name>.+)#\d+$")
 """ggml_backend_sched names a tensor that it copies to another backend `<backend>#<name>#<copy>`."""
 
@@ -51,6 +54,13 @@ class Graph:
     nodes: tuple[Node, ...]
     executed: tuple[int, ...]
     """Indices of the computed nodes in execution order: `nodes[executed[k]].ordinal == k`."""
+
+    def root(self, index: int) -> Node:
+        """The tensor whose memory a view looks at; any other tensor itself."""
+        node = self.nodes[index]
+        while node.op in VIEWS and node.sources:
+            node = self.nodes[node.sources[0]]
+        return node
 
 
 class Recorder:

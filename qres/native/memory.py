@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ from typing import Any
 import llama_cpp
 
 from qres.errors import NativeError
-from qres.native.session import cannot_load, log
+from qres.native.session import loaded_model, log
 
 _CACHE = re.compile(r"^llama_(?:kv_cache|memory)\w*: size\s*=\s*([\d.]+) MiB")
 _COMPUTE = re.compile(r"compute buffer size\s*=\s*([\d.]+) MiB")
@@ -30,25 +28,13 @@ class ContextMemory:
     """Scratch buffers for one batch."""
 
 
-@contextmanager
-def layout(path: Path) -> Iterator[Any]:
+def layout(path: Path) -> AbstractContextManager[Any]:
     """A model laid out but not loaded: llama.cpp checks every tensor's name and shape, and allocates nothing.
 
     Raises:
         NativeError: llama.cpp refuses the model.
     """
-    params = llama_cpp.llama_model_default_params()
-    params.no_alloc = True
-    params.load_mode = llama_cpp.LLAMA_LOAD_MODE_NONE
-    params.n_gpu_layers = 0
-    log.clear()
-    model = llama_cpp.llama_model_load_from_file(os.fsencode(path), params)
-    if not model:
-        raise cannot_load(path)
-    try:
-        yield model
-    finally:
-        llama_cpp.llama_model_free(model)
+    return loaded_model(path, no_alloc=True, load_mode=llama_cpp.LLAMA_LOAD_MODE_NONE, n_gpu_layers=0)
 
 
 def context_memory(model: Any, n_ctx: int, n_batch: int | None = None) -> ContextMemory:  # noqa: ANN401 - a pointer

@@ -9,8 +9,8 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -101,8 +101,27 @@ def system_info() -> str:
     return str(llama_cpp.llama_print_system_info().decode().strip())
 
 
-def cannot_load(path: Path) -> NativeError:
-    """llama.cpp's refusal of a model, with its own reason."""
+@contextmanager
+def loaded_model(path: Path, **settings: int | bool) -> Iterator[Any]:
+    """A model, freed at the end; `settings` are fields of `llama_model_params` that are not to have their defaults.
+
+    Raises:
+        NativeError: llama.cpp refuses it; its own reason is given.
+    """
+    log.clear()
+    params = llama_cpp.llama_model_default_params()
+    for name, value in settings.items():
+        setattr(params, name, value)
+    model = llama_cpp.llama_model_load_from_file(os.fsencode(path), params)
+    if not model:
+        raise _cannot_load(path)
+    try:
+        yield model
+    finally:
+        llama_cpp.llama_model_free(model)
+
+
+def _cannot_load(path: Path) -> NativeError:
     reason = log.reason()
     newer = f"it may be newer than llama-cpp-python {version('llama-cpp-python')}: update that"
     return NativeError(f"llama.cpp cannot load {path.name}: {reason}", f"{newer}, or get or convert the model again")
@@ -154,13 +173,7 @@ class Session:
 
     def _load_model(self) -> Any:  # noqa: ANN401 - an opaque ctypes pointer
         require_backend(self.options.n_gpu_layers)
-        log.clear()
-        params = llama_cpp.llama_model_default_params()
-        params.n_gpu_layers = self.options.n_gpu_layers
-        model = llama_cpp.llama_model_load_from_file(os.fsencode(self.path), params)
-        if not model:
-            raise cannot_load(self.path)
-        self._stack.callback(llama_cpp.llama_model_free, model)
+        model = self._stack.enter_context(loaded_model(self.path, n_gpu_layers=self.options.n_gpu_layers))
         if llama_cpp.llama_model_has_encoder(model):
             raise UnsupportedError(
                 f"{self.path.name} is an encoder-decoder model", "qres measures decoder-only language models"
@@ -289,4 +302,4 @@ class _RecordTap:
         """Never called: nothing is asked for."""
 
 
-__all__ = ["Floats", "Session", "SessionOptions", "Tap", "cannot_load", "log", "require_backend", "system_info"]
+__all__ = ["Floats", "Session", "SessionOptions", "Tap", "loaded_model", "log", "require_backend", "system_info"]

@@ -1,17 +1,12 @@
-"""A model's tokenizer, loaded without its weights."""
+"""A model's tokenizer, which needs none of its weights."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import llama_cpp
 
 from qres.errors import InputError
-from qres.native.session import cannot_load, log
 
 
 class Vocabulary:
@@ -41,22 +36,3 @@ class Vocabulary:
             return None
         token = int(llama_cpp.llama_vocab_bos(self._vocab))
         return token if token >= 0 else None
-
-
-@contextmanager
-def vocabulary(path: Path) -> Iterator[Vocabulary]:
-    """The tokenizer of a model file; reads no weights.
-
-    Raises:
-        NativeError: llama.cpp refused the file.
-    """
-    log.clear()
-    params = llama_cpp.llama_model_default_params()
-    params.vocab_only = True
-    model = llama_cpp.llama_model_load_from_file(os.fsencode(path), params)
-    if not model:
-        raise cannot_load(path)
-    try:
-        yield Vocabulary(model, path.name)
-    finally:
-        llama_cpp.llama_model_free(model)

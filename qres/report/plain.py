@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Any, TypeVar
 from unicodedata import category
 
@@ -19,6 +20,19 @@ def plain(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c == "\n" or category(c) == "Zs" else _REPLACEMENT for c in text)
+
+
+def plain_line(text: str) -> str:
+    """The same on one line: names may hold new lines, too."""
+    return plain(text).replace("\n", " ")
+
+
+def sentence(text: str) -> str:
+    """The text with a capital letter and a full stop, where these would not change a name or a command in it."""
+    first, last = text.split(maxsplit=1)[0], text.rsplit(maxsplit=1)[-1]
+    if first.rstrip(",:").isalpha() and first not in ("llama.cpp", "qres"):
+        text = text[0].upper() + text[1:]
+    return text if re.search(r"\w[./]\w", last) and ">" in text else f"{text}."
 
 
 def plain_record(record: _T) -> _T:

@@ -16,8 +16,9 @@ from qres.errors import InputError
 from qres.job import Job, Measured
 from qres.measure import measure
 from qres.metrics import OutputStats, score, score_reference
+from qres.native.memory import layout
 from qres.native.quantizer import quantize
-from qres.native.vocabulary import vocabulary
+from qres.native.vocabulary import Vocabulary
 from tests import archs, jobs
 
 pytestmark = pytest.mark.model
@@ -49,7 +50,8 @@ def expected() -> dict[str, Any]:
 
 def job(folder: Path, names: list[str], text: corpus.Source, chunks: int, **changes: Any) -> Job:  # noqa: ANN401
     """Levels against the reference on a text, ranked on one chunk of the built-in one."""
-    with vocabulary(folder / "f16.gguf") as words:
+    with layout(folder / "f16.gguf") as model:
+        words = Vocabulary(model, "f16.gguf")
         plan = corpus.Plan(text, corpus.built_in("rank"), 512, chunks, 1)
         texts = corpus.texts(plan, words.tokenize, words.n_tokens, words.bos())
     levels = {name: folder / f"{name}.gguf" for name in names}
