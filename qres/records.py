@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from qres.device_records import Deployment as Deployment  # noqa: PLC0414 - part of a result, found here
 from qres.device_records import DeviceAdvice as DeviceAdvice  # noqa: PLC0414
 from qres.findings import Extreme, NonFinite, SharedTensors
+from qres.sensitivity_records import Calibration, Sensitivity, Trust
 
 SCHEMA_VERSION = 1
 """Raised when a field changes its meaning or goes away; new optional fields do not raise it."""
@@ -244,6 +245,9 @@ class Unit:
     """Tensors of the file that the unit consists of, norms and biases left out."""
     bytes_at_level: int
     bytes_at_16bit: int
+    predicted_kld: float | None = None
+    """Calibrated prediction for the unit's tensors at the level's types; None without a replay."""
+    predicted_se: float | None = None
 
 
 @dataclass(frozen=True)
@@ -323,6 +327,8 @@ class Level:
     keep_check: KeepCheck | None
     rank_correlation: RankCorrelation | None
     additivity: Additivity | None
+    calibration: Calibration | None = None
+    trust: Trust | None = None
     sound: bool = True
     """False where values within it are not finite, even if its logits are: never called good."""
 
@@ -376,3 +382,5 @@ class Result:
     extremes: tuple[Extreme, ...] = dataclasses.field(default=())
     """Of the reference, largest first."""
     shared: tuple[SharedTensors, ...] = dataclasses.field(default=())
+    sensitivity: Sensitivity | None = None
+    """None in results of before it was predicted."""

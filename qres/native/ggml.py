@@ -126,6 +126,13 @@ def read(address: int, out: npt.NDArray[np.float32] | None = None) -> npt.NDArra
     return out
 
 
+def read_bytes(address: int) -> bytes:
+    """Copy a tensor of any type out of its backend as it lies in memory."""
+    data = ctypes.create_string_buffer(_nbytes(address))
+    _tensor_get(address, data, 0, len(data))
+    return data.raw
+
+
 def write(address: int, values: npt.NDArray[np.float32]) -> None:
     """Overwrite a contiguous F32 tensor; later nodes of the graph read the new values.
 

@@ -7,7 +7,9 @@ the whole graph, weights included (leaves whose operation is NONE). Nothing here
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from qres.native import ggml
 
@@ -35,6 +37,20 @@ class Node:
     ne: tuple[int, int, int, int]
     type: int
     sources: tuple[int, ...]
+    slots: tuple[int | None, ...] = ()
+    """Sources by position, None for an optional one that is not given."""
+    nb: tuple[int, int, int, int] = (0, 0, 0, 0)
+    """Stride of each dimension in bytes."""
+    params: tuple[int, ...] = ()
+    """`op_params`: 16 words whose meaning is the operation's; see `param_f32`."""
+    view_root: int | None = None
+    """Index of the tensor whose memory this one lies in; None where it has its own."""
+    view_offset: int = 0
+    """Where in it, in bytes."""
+
+    def param_f32(self, i: int) -> float:
+        """Word i of the parameters as the 32-bit float that it holds."""
+        return float(struct.unpack("<f", struct.pack("<i", self.params[i]))[0])
 
     @property
     def is_leaf(self) -> bool:
@@ -54,6 +70,9 @@ class Graph:
     nodes: tuple[Node, ...]
     executed: tuple[int, ...]
     """Indices of the computed nodes in execution order: `nodes[executed[k]].ordinal == k`."""
+    inputs: Mapping[int, bytes] = field(default_factory=dict)
+    """What leaves that are no weights (tokens, positions, masks, caches) held before anything was computed, if that was
+    recorded."""
 
     def root(self, index: int) -> Node:
         """The tensor whose memory a view looks at; any other tensor itself."""
@@ -66,7 +85,15 @@ class Graph:
 class Recorder:
     """Builds a Graph from the addresses that the eval callback offers."""
 
-    def __init__(self) -> None:
+    def __init__(self, weights: frozenset[str] | None = None) -> None:
+        """Begin a graph.
+
+        Args:
+            weights: Names of the tensors in the model file: the values of all other leaves are read, too. None reads
+                none.
+        """
+        self._weights = weights
+        self._inputs: dict[int, bytes] = {}
         self._nodes: list[Node] = []
         self._index: dict[int, int] = {}  # address -> index; addresses are unique within one graph
         self._by_name: dict[str, int] = {}
@@ -75,13 +102,15 @@ class Recorder:
     def add(self, address: int) -> None:
         """Append the node that is about to be computed, and any leaves it reads."""
         tensor = ggml.at(address)
-        sources = tuple(self._source(source) for source in tensor.src if source)
-        self._append(address, tensor, len(self._executed), sources)
+        slots = [self._source(source) if source else None for source in tensor.src]
+        while slots and slots[-1] is None:
+            slots.pop()
+        self._append(address, tensor, len(self._executed), tuple(slots))
         self._executed.append(self._index[address])
 
     def graph(self) -> Graph:
         """What has been recorded."""
-        return Graph(tuple(self._nodes), tuple(self._executed))
+        return Graph(tuple(self._nodes), tuple(self._executed), self._inputs)
 
     def _source(self, address: int) -> int:
         """Index of a source, following the scheduler's copies between backends back to what was copied."""
@@ -93,10 +122,11 @@ class Recorder:
             self._append(address, tensor, LEAF, ())
         return self._index[address]
 
-    def _append(self, address: int, tensor: ggml.CTensor, ordinal: int, sources: tuple[int, ...]) -> None:
+    def _append(self, address: int, tensor: ggml.CTensor, ordinal: int, slots: tuple[int | None, ...]) -> None:
+        root = self._source(tensor.view_src) if tensor.view_src else None
         name = tensor.name.decode(errors="replace")
         copy = _BACKEND_COPY.match(name) if ordinal == LEAF else None
-        ne = tensor.ne
+        ne, nb = tensor.ne, tensor.nb
         node = Node(
             index=len(self._nodes),
             ordinal=ordinal,
@@ -104,8 +134,15 @@ class Recorder:
             name=copy["name"] if copy else name,
             ne=(ne[0], ne[1], ne[2], ne[3]),
             type=tensor.type,
-            sources=sources,
+            sources=tuple(index for index in slots if index is not None),
+            slots=slots,
+            nb=(nb[0], nb[1], nb[2], nb[3]),
+            params=tuple(tensor.op_params),
+            view_root=root,
+            view_offset=tensor.view_offs,
         )
         self._nodes.append(node)
         self._index[address] = node.index
         self._by_name[node.name] = node.index
+        if self._weights is not None and node.is_leaf and root is None and node.name not in self._weights:
+            self._inputs[node.index] = ggml.read_bytes(address)  # its memory is used for others later in the decode

@@ -240,9 +240,26 @@ class Session:
 
     def record(self, tokens: Sequence[int]) -> Graph:
         """The compute graph of decoding these tokens."""
-        tap = _RecordTap()
+        tap = _RecordTap(Recorder())
         self.run(tokens, tap)
         return tap.recorder.graph()
+
+    def record_inputs(self, tokens: Sequence[int], weights: frozenset[str]) -> tuple[Graph, Floats]:
+        """The compute graph with the values of its inputs and caches, and the logits that it computed.
+
+        Args:
+            tokens: As for `decode`.
+            weights: Names of the tensors in the model file: leaves that are no inputs.
+
+        Returns:
+            The graph, and the logits [len(tokens), n_vocab], valid until the next decode.
+
+        Raises:
+            NativeError: the decode failed, or computed no logits.
+        """
+        tap = _RecordTap(Recorder(weights))
+        logits = self.decode(tokens, tap)
+        return tap.recorder.graph(), logits
 
     def run(self, tokens: Sequence[int], tap: Tap | None, start: int = 0) -> None:
         """As `decode`, for who wants the tap's findings and not the logits, whatever these are."""
@@ -291,8 +308,8 @@ class Session:
 class _RecordTap:
     """Records every node and asks for none."""
 
-    def __init__(self) -> None:
-        self.recorder = Recorder()
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
 
     def ask(self, address: int) -> bool:
         self.recorder.add(address)
