@@ -14,6 +14,7 @@ from qres.candidates import Candidate
 from qres.file_stamp import Stamp
 from qres.findings import Extreme, NonFinite, SharedTensors
 from qres.gguf_file import Inventory
+from qres.gguf_tensor import Tensor
 from qres.job import REFERENCE, Measured, MeasuredLevel, ModelFile
 from qres.levels import F16_MAX
 from qres.records import SCHEMA_VERSION, Level, Reference, Result, Settings, Skipped
@@ -71,6 +72,7 @@ def result(inputs: Inputs, measured: Measured, run: Settings) -> Result:
         non_finite=non_finite,
         extremes=extremes,
         shared=inputs.shared,
+        sensitivity=measured.sensitivity,
     )
 
 
@@ -103,6 +105,7 @@ def model_file(name: str, inventory: Inventory, stamps: Mapping[Path, Stamp]) ->
         path=str(inventory.path.resolve()),
         file_bytes=inventory.file_bytes,
         tensor_bytes={tensor.name: tensor.n_bytes or 0 for tensor in inventory.tensors},
+        tensor_types={tensor.name: tensor.type for tensor in inventory.tensors},
         stamps=tuple(stamps[path] for path in inventory.shards),
     )
 
@@ -117,8 +120,27 @@ def bytes_q8_0(inventory: Inventory) -> dict[str, int]:
     return _matrix_bytes(inventory, "Q8_0")
 
 
+def predicted_types(reference: Inventory, given: Sequence[Inventory]) -> dict[str, tuple[str, ...]]:
+    """For each matrix, the types to predict the damage of: usual ones that fit its rows, and those of the levels."""
+    held: dict[str, list[str]] = {}
+    for inventory in given:
+        for tensor in inventory.tensors:
+            held.setdefault(tensor.name, []).append(tensor.type)
+    types = {}
+    for tensor in _matrices(reference):
+        wanted = [levels.fitting_type(name, tensor.row) for name in levels.PREDICTED] + held.get(tensor.name, [])
+        exact = {tensor.type, "F32", "F16"} if tensor.type != "BF16" else {"F32", "BF16"}
+        types[tensor.name] = tuple(dict.fromkeys(name for name in wanted if name not in exact))
+    return types
+
+
+def _matrices(inventory: Inventory) -> list[Tensor]:
+    """Tensors of two dimensions or more."""
+    return [tensor for tensor in inventory.tensors if tensor.n_dims >= 2]
+
+
 def _matrix_bytes(inventory: Inventory, type_name: str) -> dict[str, int]:
-    return {t.name: gguf_file.bytes_at(t, type_name) for t in inventory.tensors if t.n_dims >= 2}
+    return {t.name: gguf_file.bytes_at(t, type_name) for t in _matrices(inventory)}
 
 
 def types_16bit(inventory: Inventory, values: Sequence[TensorValues]) -> dict[str, str]:
@@ -175,6 +197,8 @@ def level(inventory: Inventory, measured: MeasuredLevel, *, sound: bool = True) 
         keep_check=measured.keep_check,
         rank_correlation=measured.rank_correlation,
         additivity=measured.additivity,
+        calibration=measured.calibration,
+        trust=measured.trust,
         sound=sound,
     )
 

@@ -14,6 +14,7 @@ from qres.file_stamp import Stamp
 from qres.findings import SharedTensors
 from qres.gguf_cursor import show
 from qres.gguf_file import Inventory
+from qres.imatrix import Imatrix
 from qres.levels import Level
 from qres.records import Skipped
 
@@ -163,20 +164,20 @@ def _by_size(candidates: Iterable[Candidate]) -> list[Candidate]:
     return sorted(candidates, key=lambda candidate: candidate.inventory.file_bytes)
 
 
-def levels_to_make(names: Sequence[str]) -> tuple[Level, ...]:
+def levels_to_make(names: Sequence[str], *, with_imatrix: bool = False) -> tuple[Level, ...]:
     """The levels of these names, each once.
 
     Raises:
-        UsageError: unknown, none, or one that cannot be made.
+        UsageError: unknown, none, or one that cannot be made without an importance matrix.
     """
     wanted = tuple(dict.fromkeys(levels.parse(name) for name in names))
     if not wanted:
         raise UsageError("--levels names no level", "give some, such as Q4_K_M,Q6_K")
     for level in wanted:
-        if level.needs_imatrix:
+        if level.needs_imatrix and not with_imatrix:
             raise UsageError(
                 f"{level.name} needs an importance matrix",
-                "make the file with llama-quantize --imatrix and give it to the scan",
+                "give one to qres scan with --imatrix, or take another level",
             )
     return wanted
 
@@ -201,6 +202,7 @@ def made(
     threads: int,
     listener: Listener,
     stamps: Sequence[Stamp],
+    imatrix: Imatrix | None = None,
 ) -> tuple[list[Candidate], tuple[Skipped, ...]]:
     """Make levels, or find them in the cache; one that llama.cpp refuses does not end the others.
 
@@ -213,10 +215,12 @@ def made(
     found: list[Candidate] = []
     skipped: list[Skipped] = []
     for level in wanted:
-        target = level_cache.level_path(folder, reference, digest, level, version("llama-cpp-python"))
+        target = level_cache.level_path(folder, reference, digest, level, version("llama-cpp-python"), imatrix)
         listener.stage(f"making {level.name}", None)
         try:
-            inventory = level_cache.make(reference, level, target, threads, listener.step, listener.note, stamps)
+            inventory = level_cache.make(
+                reference, level, target, threads, listener.step, listener.note, stamps, imatrix
+            )
             found.append(Candidate(level.name, inventory))
         except NativeError as error:
             if isinstance(error, CrashError) and error.killed:  # for want of memory, perhaps: the next would be, too

@@ -23,6 +23,7 @@ from qres.findings import NonFinite
 from qres.lockstep import LevelStats
 from qres.metrics import ChunkMean, OutputStats, Quantiles
 from qres.records import NoiseFloor
+from qres.sensitivity.prediction import Prediction, TensorSums
 
 _SPARSE = 4096
 """Arrays with more entries than this are stored without their zeros."""
@@ -40,6 +41,10 @@ class State:
     report_done: int = 0
     chosen: dict[int, tuple[int, ...]] = field(default_factory=dict)
     """Units to patch, by level."""
+    random_units: dict[int, int] = field(default_factory=dict)
+    """How many of them were drawn at random."""
+    prediction: Prediction | None = None
+    """None before it was tried."""
     n_units: int = 0
     """How many of them."""
     noise: NoiseFloor | None = None
@@ -55,7 +60,10 @@ class State:
 
 _CLASSES: dict[str, type] = {
     kind.__name__: kind
-    for kind in (State, LevelStats, OutputStats, ChunkMean, Quantiles, DriftStats, HealthStats, NoiseFloor, NonFinite)
+    for kind in (
+        *(State, LevelStats, OutputStats, ChunkMean, Quantiles, DriftStats, HealthStats),
+        *(NoiseFloor, NonFinite, Prediction, TensorSums),
+    )
 }
 
 

@@ -34,6 +34,14 @@ class Format(str, Enum):
     json = "json"
 
 
+class Dtype(str, Enum):
+    """What the prediction multiplies in."""
+
+    auto = "auto"
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+
+
 class Units(str, Enum):
     """Which units are patched."""
 
@@ -86,13 +94,44 @@ ChunksOption = Annotated[
 ]
 RankOption = Annotated[int, typer.Option("--rank-chunks", min=1, help="Chunks of other text that rank the units.")]
 UnitsOption = Annotated[
-    Units, typer.Option("--units", help="ranked: patch the units with the largest injected error; all: every one.")
+    Units,
+    typer.Option("--units", help="ranked: patch the units predicted to be the worst, and 8 at random; all: every one."),
 ]
 ResumeOption = Annotated[
     bool, typer.Option("--resume", help="Go on with a scan that was cut off; the other arguments must be the same.")
 ]
 OutOption = Annotated[str | None, typer.Option("--out", help="Folder for the reports. Default: reports/<model>.")]
 ThreadsOption = Annotated[int, typer.Option("--threads", min=1, help="CPU threads, at most the CPUs there are.")]
+DrawsOption = Annotated[
+    int,
+    typer.Option(
+        "--draws", min=1, max=4, help="Label draws per chunk for the prediction: more are steadier, slower."
+    ),
+]
+DeviceOption = Annotated[
+    str, typer.Option("--device", help="Where torch predicts: cpu, or cuda with a torch that has it.")
+]
+DtypeOption = Annotated[
+    Dtype, typer.Option("--dtype", help="What the prediction multiplies in; auto: bfloat16 where the CPU has it.")
+]
+ImatrixOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--imatrix",
+        parser=_given("--imatrix"),
+        metavar="PATH",
+        help="Importance matrix of the model, from llama-imatrix (GGUF or .dat): levels are made with it.",
+    ),
+]
+MakeImatrixOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--make-imatrix",
+        parser=_given("--make-imatrix"),
+        metavar="PATH",
+        help="Also write an importance matrix of the model to this .gguf.",
+    ),
+]
 GpuOption = Annotated[int, typer.Option("--n-gpu-layers", min=0, help="Layers to put on the GPU.")]
 CacheOption = Annotated[
     Path | None,
@@ -150,6 +189,11 @@ def scan(
     out: OutOption = None,
     threads: ThreadsOption = _THREADS,
     n_gpu_layers: GpuOption = 0,
+    draws: DrawsOption = 1,
+    device: DeviceOption = "cpu",
+    dtype: DtypeOption = Dtype.auto,
+    imatrix: ImatrixOption = None,
+    make_imatrix: MakeImatrixOption = None,
     resume: ResumeOption = False,
     cache: CacheOption = None,
 ) -> None:
@@ -172,6 +216,11 @@ def scan(
             all_units=units is Units.all,
             threads=threads,
             n_gpu_layers=n_gpu_layers,
+            draws=draws,
+            device=device,
+            dtype=dtype.value,
+            imatrix=imatrix,
+            make_imatrix=make_imatrix,
             cache=cache,
             resume=resume,
         ),
@@ -295,7 +344,7 @@ def _scan(options: object, out: Path) -> None:
     from qres.scan import scan as run
 
     assert isinstance(options, ScanOptions)
-    inputs = [options.model, *options.files, *(p for p in (options.text, options.tokens) if p)]
+    inputs = [options.model, *options.files, *(p for p in (options.text, options.tokens, options.imatrix) if p)]
     state = out / STATE_NAME
     with write.output_folder(out, inputs), RichListener() as listener:
         if options.threads > _THREADS:  # llama.cpp's threads spin while they wait: more than CPUs is a standstill

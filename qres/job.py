@@ -9,6 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
+
 from qres.corpus import Texts
 from qres.file_stamp import Stamp
 from qres.findings import NonFinite
@@ -24,6 +27,7 @@ from qres.records import (
     RankCorrelation,
     Unit,
 )
+from qres.sensitivity_records import Calibration, Sensitivity, Trust
 
 REFERENCE = "reference"
 """What the reference is called where levels have names."""
@@ -53,8 +57,28 @@ class ModelFile:
     path: str
     file_bytes: int
     tensor_bytes: Mapping[str, int]
+    tensor_types: Mapping[str, str]
     stamps: tuple[Stamp, ...]
     """Of all its files: nothing measured counts when they change meanwhile."""
+
+
+@dataclass(frozen=True)
+class PredictionJob:
+    """What to predict from the reference, and how."""
+
+    types: Mapping[str, tuple[str, ...]]
+    """For each matrix of the reference, the types whose damage is predicted."""
+    importance: Mapping[str, npt.NDArray[np.float32]]
+    """Mean squares of the inputs of matrices, for the quantizer; empty without an importance matrix."""
+    imatrix: str
+    """Name of its file; empty for none."""
+    make_imatrix: Path | None
+    """Where to write one."""
+    draws: int
+    """Label draws per chunk."""
+    device: str
+    dtype: str
+    """Of products within backward: `float32`, `bfloat16` or `auto`."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +99,7 @@ class Job:
     n_gpu_layers: int
     all_units: bool
     with_noise_floor: bool
+    prediction: PredictionJob
     state: Path | None = None
     """File that the state after each chunk is kept in."""
     resume: bool = False
@@ -93,6 +118,13 @@ class Working:
 
 
 @dataclass(frozen=True)
+class Stage:
+    """One event: a part of the work with steps of its own begins."""
+
+    title: str
+
+
+@dataclass(frozen=True)
 class Note:
     """One event: something the user should know now."""
 
@@ -101,7 +133,7 @@ class Note:
 
 @dataclass(frozen=True)
 class Progress:
-    """One event: how much of the measuring is done, in decodes."""
+    """One event: how much of the stage is done; of the measuring, in decodes."""
 
     done: int
     total: int
@@ -120,6 +152,8 @@ class MeasuredLevel:
     keep_check: KeepCheck | None
     rank_correlation: RankCorrelation | None
     additivity: Additivity | None
+    calibration: Calibration | None = None
+    trust: Trust | None = None
 
 
 @dataclass(frozen=True)
@@ -152,3 +186,4 @@ class Measured:
     """Levels that could not be measured, and why."""
     levels: tuple[MeasuredLevel, ...]
     comparisons: tuple[Comparison, ...]
+    sensitivity: Sensitivity

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import filelock
 import platformdirs
@@ -17,8 +18,12 @@ from qres.atomic import remove_leftovers, whole_file
 from qres.errors import InputError, NativeError
 from qres.file_stamp import Stamp, require_unchanged
 from qres.gguf_file import Inventory
+from qres.imatrix import Imatrix
 from qres.levels import Level
 from qres.native import worker
+
+if TYPE_CHECKING:  # only the worker loads llama.cpp
+    from qres.native.quantizer import Importance
 
 OnProgress = Callable[[int, int], None]
 SPARE_BYTES = 256 * 2**20
@@ -31,10 +36,16 @@ def default_folder() -> Path:
     return Path(chosen) if chosen else platformdirs.user_cache_path("qres")
 
 
-def level_path(folder: Path, reference: Inventory, digest: str, level: Level, quantizer: str) -> Path:
-    """Where a level of a reference lies: the folder is named by the reference's content and the quantizer's version."""
+def level_path(
+    folder: Path, reference: Inventory, digest: str, level: Level, quantizer: str, imatrix: Imatrix | None = None
+) -> Path:
+    """Where a level of a reference lies: the folder is named by the reference's content and the quantizer's version.
+
+    A level made with an importance matrix is another file, named by the matrix's content.
+    """
     stem = re.sub(r"[^\w.+-]+", "_", reference.path.stem)[:80]
-    return folder / "levels" / f"{digest[:24]}-{quantizer}" / f"{stem}-{level.name}.gguf"
+    made_with = f"-imatrix-{imatrix.digest[:16]}" if imatrix else ""
+    return folder / "levels" / f"{digest[:24]}-{quantizer}" / f"{stem}-{level.name}{made_with}.gguf"
 
 
 def make(
@@ -45,6 +56,7 @@ def make(
     on_progress: OnProgress,
     note: Callable[[str], None] = lambda _: None,
     stamps: Sequence[Stamp] = (),
+    imatrix: Imatrix | None = None,
 ) -> Inventory:
     """The level's file, from the cache or made now: written beside its final name, verified, then renamed.
 
@@ -56,6 +68,7 @@ def make(
         on_progress: Told (tensors done, tensors in all).
         note: Told when another scan is making the same file, which is waited for.
         stamps: Of the reference's files when their content was read, which names the target.
+        imatrix: What to make it with; checked to be of the reference.
 
     Raises:
         InputError: no room, or the cache folder cannot be written.
@@ -72,7 +85,7 @@ def make(
             if found:
                 return found
             remove_leftovers(target.parent, re.escape(target.name))
-            _make(reference, level, target, threads, on_progress, stamps)
+            _make(reference, level, target, threads, on_progress, stamps, imatrix)
     except OSError as error:
         raise InputError(
             f"cannot write the cache folder {target.parent}: {error.strerror or error}", "choose another with --cache"
@@ -96,10 +109,16 @@ def _lock(target: Path, note: Callable[[str], None]) -> Iterator[None]:
 
 
 def _make(
-    reference: Inventory, level: Level, target: Path, threads: int, on_progress: OnProgress, stamps: Sequence[Stamp]
+    reference: Inventory,
+    level: Level,
+    target: Path,
+    threads: int,
+    on_progress: OnProgress,
+    stamps: Sequence[Stamp],
+    imatrix: Imatrix | None,
 ) -> None:
     free = shutil.disk_usage(target.parent).free
-    needed = worker.run(_dry_run, lambda _: None, reference.path, level.ftype, threads)
+    needed = worker.run(_dry_run, lambda _: None, reference.path, level.ftype, threads, imatrix)
     if free < needed + SPARE_BYTES:
         raise InputError(
             f"{level.name} needs {needed / 2**20:,.0f} MiB in {target.parent}, {free / 2**20:,.0f} MiB are free",
@@ -107,7 +126,9 @@ def _make(
         )
     try:
         with whole_file(target) as partial:
-            worker.run(_quantize, lambda event: on_progress(*event), reference.path, partial, level.ftype, threads)
+            worker.run(
+                _quantize, lambda event: on_progress(*event), reference.path, partial, level.ftype, threads, imatrix
+            )
             _verified(partial, reference, level)
             require_unchanged(stamps)  # the name promises what the level was made from
     except NativeError as error:
@@ -139,14 +160,22 @@ def _verified(path: Path, reference: Inventory, level: Level) -> Inventory:
 
 
 def _quantize(
-    emit: Callable[[object], None], source: Path, target: Path, ftype: int, threads: int
+    emit: Callable[[object], None], source: Path, target: Path, ftype: int, threads: int, imatrix: Imatrix | None
 ) -> None:  # runs in the worker: only there is llama.cpp loaded
     from qres.native.quantizer import quantize
 
-    quantize(source, target, ftype, threads, lambda done, total: emit((done, total)))
+    quantize(source, target, ftype, threads, lambda done, total: emit((done, total)), _importance(imatrix))
 
 
-def _dry_run(_emit: Callable[[object], None], source: Path, ftype: int, threads: int) -> int:
+def _dry_run(_emit: Callable[[object], None], source: Path, ftype: int, threads: int, imatrix: Imatrix | None) -> int:
     from qres.native.quantizer import quantized_bytes
 
-    return quantized_bytes(source, ftype, threads)
+    return quantized_bytes(source, ftype, threads, _importance(imatrix))
+
+
+def _importance(imatrix: Imatrix | None) -> Importance | None:
+    from qres.native.quantizer import Importance
+
+    if imatrix is None:
+        return None
+    return Importance(imatrix.entries, imatrix.path.name, "".join(imatrix.datasets[:1]), imatrix.chunks)

@@ -158,6 +158,9 @@ LEVELS: tuple[Level, ...] = (
 )
 """Every level that llama.cpp can make, smallest first."""
 
+PREDICTED = ("Q2_K", "Q3_K", "IQ4_XS", "Q4_K", "Q4_0", "IQ4_NL", "MXFP4", "Q5_K", "Q6_K", "Q8_0")
+"""Types whose damage is predicted for every matrix; its rows may need what `fitting_type` makes of them."""
+
 LEVELS_BY_NAME: dict[str, Level] = {level.name: level for level in LEVELS}
 _ALIASES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}  # as llama-quantize takes them
 

@@ -12,23 +12,24 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from qres import checkpoint, summary
+from qres import checkpoint, predicting, summary
 from qres.advice import NextLevel, UnitDamage, keep_list
 from qres.checkpoint import State
 from qres.drift import HealthStats
 from qres.errors import QresError
 from qres.file_stamp import require_unchanged
-from qres.job import REFERENCE, Job, Measured, MeasuredLevel, Note, Progress, Working
+from qres.job import REFERENCE, Job, Measured, MeasuredLevel, Note, Progress, Stage, Working
 from qres.levels import F16_MAX
 from qres.lockstep import LevelStats, Lockstep
 from qres.native.session import Session, SessionOptions, system_info
 from qres.records import Keep, NoiseFloor
 from qres.residual import ResidualMap
 from qres.sensitivity import patching
+from qres.sensitivity.prediction import Prediction
 
 
 def measure(emit: Callable[[object], None], job: Job) -> Measured:
-    """Run a job; `emit` gets Progress, Working and Note events.
+    """Run a job; `emit` gets Stage, Progress, Working and Note events.
 
     Raises:
         QresError: a reference that cannot be loaded or measured, a file that changed, or no level left.
@@ -40,6 +41,7 @@ def measure(emit: Callable[[object], None], job: Job) -> Measured:
         lockstep.map_streams(job.texts.rank[0])
         _begin(job, state, lockstep, events)
         save = _Saver(job, state, events)
+        _predict(job, state, lockstep, events, save)
         _rank(job, state, lockstep, save)
         keeps = {i: _keep(job, state, lockstep.rmap, lockstep.alive, i) for i in lockstep.alive}
         other_text = job.texts.rank_name != job.texts.report_name  # a list is not checked on the text that chose it
@@ -100,6 +102,17 @@ def _begin(job: Job, state: State, lockstep: Lockstep, events: _Events) -> None:
         events.note(f"Going on with the unfinished scan: {done}")
 
 
+def _predict(job: Job, state: State, lockstep: Lockstep, events: _Events, save: _Saver) -> None:
+    """The damage of every tensor at every type, once; of a scan that goes on, it is known already."""
+    if state.prediction is None:
+        events.working(REFERENCE)
+        events.stage("predicting what each type does to each tensor")
+        floor = state.noise.kld_mean if state.noise else None
+        state.prediction = predicting.predict(job, lockstep, floor, events)
+        save()
+        events.stage("measuring")
+
+
 def _noise_floor(job: Job, lockstep: Lockstep) -> tuple[NoiseFloor, str]:
     """The noise floor, or why there is none: it is a comfort, not a reason to end a scan."""
     if not job.with_noise_floor:
@@ -131,6 +144,14 @@ class _Events:
     def resume(self, done: int) -> None:
         """Decodes of an earlier run count as done."""
         self._done += done
+
+    def stage(self, title: str) -> None:
+        """A part of the work with steps of its own begins."""
+        self._emit(Stage(title))
+
+    def predicting(self, done: int, total: int, doing: str) -> None:
+        """A step of the prediction, which is no decode of the plan."""
+        self._emit(Progress(min(done, total), total, doing))
 
     def note(self, text: str) -> None:
         """Something the user should know now."""
@@ -190,24 +211,31 @@ class _Saver:
 
 
 def _rank(job: Job, state: State, lockstep: Lockstep, save: _Saver) -> None:
-    """First pass: which units do the damage. The first chunk's injected errors choose the units that are patched."""
+    """First pass: which units do the damage.
+
+    The prediction chooses the units that are patched; where there is none, the first chunk's injected errors do.
+    """
     for number in range(state.rank_done, len(job.texts.rank)):
         where = f"chunk {number + 1} of {job.texts.rank_name}"
         run = lockstep.run_chunk(job.texts.rank[number], where, state.rank)
         for i in run.forced:
             if i not in state.chosen:
-                state.chosen[i] = _choose(lockstep, state.rank[i], state.n_units)
+                state.chosen[i] = _choose(job, state, lockstep, i)
             lockstep.patch(run, i, state.chosen[i], state.rank[i])
         del run  # its error arrays, before the next chunk makes its own
         state.rank_done = number + 1
         save()
 
 
-def _choose(lockstep: Lockstep, stats: LevelStats, n_units: int) -> tuple[int, ...]:
+def _choose(job: Job, state: State, lockstep: Lockstep, i: int) -> tuple[int, ...]:
     """Units to patch; the embedding always when it is the head's tensor too, whose damage is then that of both uses."""
-    assert stats.drift is not None
-    injected = [stats.drift.injected.quantile(0.5, point) for point in range(lockstep.points)]
+    drift, n_units = state.rank[i].drift, state.n_units
+    assert drift is not None
+    injected = [drift.injected.quantile(0.5, point) for point in range(lockstep.points)]
     chosen = patching.choose(injected, n_units)
+    if state.prediction and state.prediction.used and len(chosen) == n_units < lockstep.points:
+        chosen = predicting.choose(state.prediction, job.levels[i].tensor_types, injected, n_units)
+        state.random_units[i] = predicting.RANDOM_UNITS
     tied = lockstep.rmap is not None and _tied(lockstep.rmap)
     return (*chosen[: n_units - 1], 0) if tied and 0 not in chosen and injected[0] else chosen
 
@@ -332,6 +360,7 @@ def _measured(
         non_finite=tuple(state.non_finite.values()),
         failed={job.levels[i].name: reason for i, reason in state.failed.items()},
         levels=tuple(_level(job, state, rmap, i, keeps[i], kept[i]) for i in alive),
+        sensitivity=predicting.sensitivity(job, state.prediction or Prediction("it was not tried"), rmap),
         comparisons=summary.comparisons([job.levels[i].name for i in alive], [state.report[i] for i in alive]),
     )
 
@@ -342,9 +371,13 @@ def _level(
     """The records of level i."""
     rank, report, health, name = state.rank[i], state.report[i], state.health, job.levels[i].name
     output = report.output.compute()
+    prediction, types = state.prediction, job.levels[i].tensor_types
+    factor = predicting.calibration(prediction, types, rank.output.kld.mean) if prediction else None
     if rmap is None or report.drift is None or health is None:
-        return MeasuredLevel(name, output, (), (), (), None, None, None)
+        return MeasuredLevel(name, output, (), (), (), None, None, None, factor)
     units = summary.units(rmap, rank, job.levels[i].tensor_bytes, job.bytes_16bit)
+    if prediction and factor:
+        units = predicting.with_predictions(units, rmap, prediction, types, factor.factor)
     return MeasuredLevel(
         name=name,
         output=output,
@@ -354,4 +387,6 @@ def _level(
         keep_check=summary.keep_check(rmap, report, kept, keep),
         rank_correlation=summary.rank_correlation(units),
         additivity=summary.additivity(units, rank),
+        calibration=factor,
+        trust=predicting.trust(units, state.random_units.get(i, 0)),
     )

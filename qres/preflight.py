@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from qres import corpus
-from qres.errors import NativeError
+from qres.errors import NativeError, UsageError
 from qres.job import Preflight
 from qres.native.memory import ContextMemory, context_memory, layout
 from qres.native.session import require_backend
@@ -17,7 +17,12 @@ from qres.native.vocabulary import Vocabulary
 
 
 def preflight(
-    _emit: Callable[[object], None], model: Path, plan: corpus.Plan, contexts: Sequence[int], n_gpu_layers: int
+    _emit: Callable[[object], None],
+    model: Path,
+    plan: corpus.Plan,
+    contexts: Sequence[int],
+    n_gpu_layers: int,
+    device: str,
 ) -> Preflight:
     """Check that llama.cpp takes the model and the settings, tokenize the texts, and lay out contexts.
 
@@ -26,13 +31,17 @@ def preflight(
         plan: Its texts.
         contexts: Context lengths to lay out, in tokens.
         n_gpu_layers: As asked for.
+        device: For the prediction, as torch names it.
 
     Raises:
         InputError: a text that cannot be used.
         UnsupportedError: no GPU backend.
+        UsageError: torch has no such device.
         NativeError: llama.cpp refuses the model.
     """
     require_backend(n_gpu_layers)
+    if device != "cpu":
+        _require_device(device)
     memory: dict[int, tuple[int, int]] = {}
     own = None
     with layout(model) as laid_out:
@@ -45,6 +54,18 @@ def preflight(
         except NativeError as error:  # the model can be measured without knowing what it would need elsewhere
             return Preflight(texts, own, memory, error.message)
     return Preflight(texts, own, memory, "")
+
+
+def _require_device(device: str) -> None:
+    import torch  # takes a second
+
+    try:
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = " ".join(str(error).split("\n")[0].split())[:150]
+        raise UsageError(
+            f"--device {device}: torch cannot use it: {reason}", "leave it out to predict on the CPU"
+        ) from None
 
 
 def _bytes(found: ContextMemory) -> tuple[int, int]:

@@ -21,12 +21,15 @@ from qres import (
     level_cache,
     tensor_values,
 )
+from qres import imatrix as importance_matrix
 from qres.assemble import Inputs
 from qres.candidates import Candidate, Listener
 from qres.errors import CrashError, InputError, UnsupportedError, UsageError
 from qres.file_stamp import Stamp
+from qres.gguf_cursor import show
 from qres.gguf_file import Inventory
-from qres.job import REFERENCE, STATE_NAME, Job, Measured, Note, Preflight, Progress, Working
+from qres.imatrix import Imatrix
+from qres.job import REFERENCE, STATE_NAME, Job, Measured, Note, PredictionJob, Preflight, Progress, Stage, Working
 from qres.native import worker
 from qres.records import Result, Skipped
 from qres.tensor_values import TensorValues
@@ -48,6 +51,16 @@ class ScanOptions:
     all_units: bool = False
     threads: int = 4
     n_gpu_layers: int = 0
+    draws: int = 1
+    """Label draws per chunk, for the prediction."""
+    device: str = "cpu"
+    """Where the prediction is computed."""
+    dtype: str = "auto"
+    """What it multiplies in."""
+    imatrix: Path | None = None
+    """Importance matrix to make levels with."""
+    make_imatrix: Path | None = None
+    """Where to write an importance matrix of the model."""
     cache: Path | None = None
     out: Path | None = None
     """Folder for the state of an unfinished scan; None keeps none."""
@@ -78,9 +91,11 @@ def scan(options: ScanOptions, listener: Listener) -> Result:
     for remark in given.remarks:
         listener.warn(remark)
     _check_context(options, reference)
-    wanted = () if given.files else candidates.levels_to_make(options.levels)
+    with_imatrix = options.imatrix is not None
+    wanted = () if given.files else candidates.levels_to_make(options.levels, with_imatrix=with_imatrix)
     if wanted:
         candidates.require_16bit(reference)
+    imatrix = _imatrix(options, (reference, *given.files), listener)
     stamps: Stamps = {path: file_stamp.stamp(path) for one in (reference, *given.files) for path in one.shards}
     cache = options.cache or level_cache.default_folder()
     flight = _preflight(options, reference, plan)
@@ -92,13 +107,14 @@ def scan(options: ScanOptions, listener: Listener) -> Result:
     _refuse_broken(reference, values, making=bool(wanted))
     skipped: tuple[Skipped, ...] = ()
     if wanted:
-        levels, skipped = candidates.made(reference, wanted, cache, options.threads, listener, tuple(stamps.values()))
+        before = tuple(stamps.values())
+        levels, skipped = candidates.made(reference, wanted, cache, options.threads, listener, before, imatrix)
         stamps |= {path: file_stamp.stamp(path) for one in levels for path in one.inventory.shards}
     else:
         levels = candidates.from_files(given.files)
     listener.stage("comparing the files", None)
     shared = candidates.shared(levels, listener.step)
-    measured = _measure(_job(options, reference, levels, flight, values, stamps), listener)
+    measured = _measure(_job(options, reference, levels, flight, values, stamps, imatrix), listener)
     file_stamp.require_unchanged(stamps.values())
     inputs = Inputs(
         reference=reference,
@@ -157,6 +173,22 @@ def _has_tokenizer(reference: Inventory) -> bool:
     return str(reference.metadata.get("tokenizer.ggml.model", "none")) not in {"none", "no_vocab"}
 
 
+def _imatrix(options: ScanOptions, models: Sequence[Inventory], listener: Listener) -> Imatrix | None:
+    """The importance matrix that was given, of this reference; and one to be made has a place."""
+    given = tuple(path for path in (options.imatrix, options.text, options.tokens) if path)
+    if options.make_imatrix:
+        inputs = (*(path for one in models for path in one.shards), *given)
+        importance_matrix.require_writable(options.make_imatrix, inputs)
+    if options.imatrix is None:
+        return None
+    imatrix = importance_matrix.read(options.imatrix)
+    without = imatrix.check(models[0])
+    if without:
+        more = f" and {len(without) - 1} more" if len(without) > 1 else ""
+        listener.note(f"{show(options.imatrix.name)} has no entry for {show(without[0])}{more}: quantized without")
+    return imatrix
+
+
 def _contexts(reference: Inventory) -> list[int]:
     """Context lengths whose memory is reported."""
     trained = reference.n_ctx_train
@@ -165,15 +197,21 @@ def _contexts(reference: Inventory) -> list[int]:
 
 def _preflight(options: ScanOptions, reference: Inventory, plan: corpus.Plan) -> Preflight:
     contexts = _contexts(reference)
-    return worker.run(_preflight_work, lambda _: None, reference.path, plan, contexts, options.n_gpu_layers)
+    run = (reference.path, plan, contexts, options.n_gpu_layers, options.device)
+    return worker.run(_preflight_work, lambda _: None, *run)
 
 
 def _preflight_work(  # in the worker: only there is llama.cpp loaded
-    emit: Callable[[object], None], model: Path, plan: corpus.Plan, contexts: Sequence[int], n_gpu_layers: int
+    emit: Callable[[object], None],
+    model: Path,
+    plan: corpus.Plan,
+    contexts: Sequence[int],
+    n_gpu_layers: int,
+    device: str,
 ) -> Preflight:
     from qres.preflight import preflight
 
-    return preflight(emit, model, plan, contexts, n_gpu_layers)
+    return preflight(emit, model, plan, contexts, n_gpu_layers, device)
 
 
 def _no_memory(reference: Inventory, flight: Preflight) -> tuple[Skipped, ...]:
@@ -212,6 +250,7 @@ def _job(
     flight: Preflight,
     values: Sequence[TensorValues],
     stamps: Stamps,
+    imatrix: Imatrix | None,
 ) -> Job:
     return Job(
         reference=assemble.model_file(reference.path.name, reference, stamps),
@@ -224,15 +263,29 @@ def _job(
         threads=options.threads,
         n_gpu_layers=options.n_gpu_layers,
         all_units=options.all_units,
+        prediction=PredictionJob(
+            types=assemble.predicted_types(reference, [level.inventory for level in levels]),
+            importance=imatrix.for_model(reference) if imatrix else {},
+            imatrix=options.imatrix.name if options.imatrix else "",
+            make_imatrix=options.make_imatrix,
+            draws=options.draws,
+            device=options.device,
+            dtype=options.dtype,
+        ),
         with_noise_floor=reference.kind != "diffusion",  # halves of a chunk see another context there
         state=options.out / STATE_NAME if options.out else None,
         resume=options.resume,
-        about=_about(options, reference, levels, flight.texts, stamps),
+        about=_about(options, reference, levels, flight.texts, stamps, imatrix),
     )
 
 
 def _about(
-    options: ScanOptions, reference: Inventory, levels: Sequence[Candidate], texts: corpus.Texts, stamps: Stamps
+    options: ScanOptions,
+    reference: Inventory,
+    levels: Sequence[Candidate],
+    texts: corpus.Texts,
+    stamps: Stamps,
+    imatrix: Imatrix | None,
 ) -> Mapping[str, str]:
     """What must be the same for a scan to be gone on with: anything that a figure depends on."""
 
@@ -249,6 +302,10 @@ def _about(
         "text": f"{texts.report_name} and {texts.rank_name}, {ids}",
         "--n-ctx": str(options.n_ctx),
         "--units": "all" if options.all_units else "ranked",
+        "--imatrix": imatrix.digest[:16] if imatrix else "none",
+        "--make-imatrix": "given" if options.make_imatrix else "not given",  # its sums are part of the state
+        "--draws": str(options.draws),
+        "--device": f"{options.device}, {options.dtype}",
         "--threads": str(options.threads),
         "--n-gpu-layers": str(options.n_gpu_layers),
         "qres": __version__,
@@ -261,12 +318,14 @@ def _measure(job: Job, listener: Listener) -> Measured:
     while True:
         working = ""
 
-        def on_event(event: Progress | Working | Note) -> None:
+        def on_event(event: Stage | Progress | Working | Note) -> None:
             nonlocal working
             if isinstance(event, Progress):
                 listener.step(event.done, event.total, event.doing)
             elif isinstance(event, Note):
                 listener.note(event.text)
+            elif isinstance(event, Stage):
+                listener.stage(event.title, None)
             else:
                 working = event.model
 

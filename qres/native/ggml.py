@@ -60,8 +60,12 @@ def _load() -> ctypes.CDLL:
 _lib = _load()
 
 
-def _declare(name: str, restype: Any, *argtypes: Any) -> Any:  # noqa: ANN401 - ctypes has no better word
-    """The library's function `name` with its prototype set."""
+def declare(name: str, restype: Any, *argtypes: Any) -> Any:  # noqa: ANN401 - ctypes has no better word
+    """The library's function `name` with its prototype set.
+
+    Raises:
+        NativeError: the installed library does not have it.
+    """
     try:
         function = getattr(_lib, name)
     except AttributeError as error:
@@ -74,17 +78,17 @@ def _declare(name: str, restype: Any, *argtypes: Any) -> Any:  # noqa: ANN401 - 
 
 
 # const char * ggml_op_name(enum ggml_op op);
-_op_name = _declare("ggml_op_name", ctypes.c_char_p, ctypes.c_int)
+_op_name = declare("ggml_op_name", ctypes.c_char_p, ctypes.c_int)
 # size_t ggml_nbytes(const struct ggml_tensor * tensor);
-_nbytes = _declare("ggml_nbytes", ctypes.c_size_t, ctypes.c_void_p)
+_nbytes = declare("ggml_nbytes", ctypes.c_size_t, ctypes.c_void_p)
 # bool ggml_is_contiguous(const struct ggml_tensor * tensor);
-_is_contiguous = _declare("ggml_is_contiguous", ctypes.c_bool, ctypes.c_void_p)
+_is_contiguous = declare("ggml_is_contiguous", ctypes.c_bool, ctypes.c_void_p)
 # void ggml_backend_tensor_get(const struct ggml_tensor * tensor, void * data, size_t offset, size_t size);
-_tensor_get = _declare(
+_tensor_get = declare(
     "ggml_backend_tensor_get", None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t
 )
 # void ggml_backend_tensor_set(struct ggml_tensor * tensor, const void * data, size_t offset, size_t size);
-_tensor_set = _declare(
+_tensor_set = declare(
     "ggml_backend_tensor_set", None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t
 )
 
@@ -162,17 +166,17 @@ class _InitParams(ctypes.Structure):
 
 def _check_layout() -> None:
     """Build `mul_mat(a, b)` and a view through the library; every declared field must hold what ggml put there."""
-    init = _declare("ggml_init", ctypes.c_void_p, _InitParams)
-    free = _declare("ggml_free", None, ctypes.c_void_p)
-    new_2d = _declare(
+    init = declare("ggml_init", ctypes.c_void_p, _InitParams)
+    free = declare("ggml_free", None, ctypes.c_void_p)
+    new_2d = declare(
         "ggml_new_tensor_2d", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_int64
     )
-    mul_mat = _declare("ggml_mul_mat", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
-    view_1d = _declare(
+    mul_mat = declare("ggml_mul_mat", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+    view_1d = declare(
         "ggml_view_1d", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_size_t
     )
-    set_name = _declare("ggml_set_name", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)
-    overhead = _declare("ggml_tensor_overhead", ctypes.c_size_t)
+    set_name = declare("ggml_set_name", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)
+    overhead = declare("ggml_tensor_overhead", ctypes.c_size_t)
 
     context = init(_InitParams(64 * 1024, None, False))
     try:

@@ -5,22 +5,44 @@ Runs in the worker process; the caller verifies and renames.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import llama_cpp
+import numpy as np
+import numpy.typing as npt
 
 from qres.errors import NativeError
 from qres.native.session import log
 
 _COUNTER = re.compile(r"\[\s*(\d+)/\s*(\d+)\]")
+_FAILURE = re.compile(r"failed to quantize: (.+)")
 _QUANT_SIZE = re.compile(r"quant size\s*=\s*([\d.]+) MiB")
 
 
+@dataclass(frozen=True)
+class Importance:
+    """An importance matrix as the quantizer takes it, and what is noted of it in the file."""
+
+    entries: Mapping[str, npt.NDArray[np.float32]]
+    """Tensor -> mean squared input of each column, matrix by matrix."""
+    file: str
+    dataset: str = ""
+    chunks: int = 0
+
+
 def quantize(
-    source: Path, target: Path, ftype: int, threads: int, on_tensor: Callable[[int, int], None] | None = None
+    source: Path,
+    target: Path,
+    ftype: int,
+    threads: int,
+    on_tensor: Callable[[int, int], None] | None = None,
+    importance: Importance | None = None,
 ) -> None:
     """Quantize a 16-bit GGUF to a level.
 
@@ -30,6 +52,7 @@ def quantize(
         ftype: llama.cpp's `llama_ftype` of the level.
         threads: Threads to use.
         on_tensor: Called with (tensors done, tensors in all).
+        importance: For levels that need one, and to make the others better.
 
     Raises:
         NativeError: llama.cpp refused or failed; the partial target is removed.
@@ -45,31 +68,73 @@ def quantize(
     log.clear()
     log.on_line = follow
     try:
-        code = _run(source, target, ftype, threads, dry_run=False)
+        code = _run(source, target, ftype, threads, importance, dry_run=False)
     finally:
         log.on_line = None
     if code != 0:
         target.unlink(missing_ok=True)
-        raise NativeError(f"llama.cpp cannot quantize {source.name}: {log.reason()}")
+        raise NativeError(f"llama.cpp cannot quantize {source.name}: {_reason()}")
 
 
-def quantized_bytes(source: Path, ftype: int, threads: int) -> int:
+def quantized_bytes(source: Path, ftype: int, threads: int, importance: Importance | None = None) -> int:
     """Size that `quantize` would write, from llama.cpp's dry run; nothing is written.
+
+    The importance matrix counts: recipes choose other types for some tensors when there is one.
 
     Raises:
         NativeError: llama.cpp refused.
     """
     log.clear()
-    code = _run(source, source.with_name("never-written"), ftype, threads, dry_run=True)
+    code = _run(source, source.with_name("never-written"), ftype, threads, importance, dry_run=True)
     sizes = [match for match in map(_QUANT_SIZE.search, log.lines) if match]
     if code != 0 or not sizes:
-        raise NativeError(f"llama.cpp cannot quantize {source.name}: {log.reason()}")
+        raise NativeError(f"llama.cpp cannot quantize {source.name}: {_reason()}")
     return int(float(sizes[-1][1]) * 2**20)
 
 
-def _run(source: Path, target: Path, ftype: int, threads: int, *, dry_run: bool) -> int:
+def _reason() -> str:
+    """llama.cpp's reason; where it drew a box around one, the line behind the box."""
+    reason = log.reason()
+    failures = [match for match in map(_FAILURE.search, log.lines) if match]
+    return failures[-1][1] if failures and not reason.strip("=") else reason
+
+
+def _run(source: Path, target: Path, ftype: int, threads: int, importance: Importance | None, *, dry_run: bool) -> int:
     params = llama_cpp.llama_model_quantize_default_params()
     params.ftype = ftype
     params.nthread = threads
     params.dry_run = dry_run
+    if importance:  # the arrays belong to local names: they have to live as long as the call
+        entries = {name: np.ascontiguousarray(entry, np.float32) for name, entry in importance.entries.items()}
+        data, overrides = _imatrix_data(entries), _overrides(importance)
+        params.imatrix, params.kv_overrides = data, overrides
     return int(llama_cpp.llama_model_quantize(os.fsencode(source), os.fsencode(target), params))
+
+
+def _imatrix_data(entries: Mapping[str, npt.NDArray[np.float32]]) -> Any:  # noqa: ANN401 - a ctypes array
+    """`llama_model_imatrix_data` for each entry, and the one without a name that ends them."""
+    data = (llama_cpp.llama_model_imatrix_data * (len(entries) + 1))()
+    for one, (name, entry) in zip(data, entries.items(), strict=False):
+        one.name, one.size = name.encode(), entry.size
+        one.data = entry.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+    return data
+
+
+def _overrides(importance: Importance) -> Any:  # noqa: ANN401 - a ctypes array
+    """The metadata that llama-quantize adds to a file that it makes with an importance matrix."""
+    values: dict[str, str | int] = {
+        "quantize.imatrix.file": importance.file,
+        "quantize.imatrix.dataset": importance.dataset,
+        "quantize.imatrix.entries_count": len(importance.entries),
+        "quantize.imatrix.chunks_count": importance.chunks,
+    }
+    known = {key: value for key, value in values.items() if value}
+    overrides = (llama_cpp.llama_model_kv_override * (len(known) + 1))()
+    for one, (key, value) in zip(overrides, known.items(), strict=False):
+        one.key = key.encode()
+        if isinstance(value, int):
+            one.tag, one.value.val_i64 = llama_cpp.LLAMA_KV_OVERRIDE_TYPE_INT, value
+        else:  # in 128 bytes with the final 0, and without the half of a character
+            text = value.encode(errors="replace")[:127].decode(errors="ignore").encode()
+            one.tag, one.value.val_str = llama_cpp.LLAMA_KV_OVERRIDE_TYPE_STR, text
+    return overrides

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 from qres.residual import ResidualMap
 
-MIN_UNITS = 8
-"""Patched per level however short the scan."""
+MIN_UNITS = 16
+"""Patched per level however short the scan: half of them to test the prediction."""
 
 
 def unit_name(rmap: ResidualMap, index: int) -> str:
