@@ -11,7 +11,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -27,6 +27,9 @@ from qres.sensitivity.patching import unit_name
 from qres.sensitivity.prediction import Prediction, added
 from qres.sensitivity.roles import role
 from qres.sensitivity_records import Calibration, Sensitivity, TensorDamage, Trust, TypeDamage
+
+if TYPE_CHECKING:
+    from qres.sensitivity.collector import Inputs
 
 KLD_LIMIT = 1e-5
 """Of the replay against llama.cpp; or twice the noise floor where llama.cpp's own arithmetic is noisier."""
@@ -56,7 +59,7 @@ def predict(job: Job, lockstep: Lockstep, noise_kld: float | None, events: Event
     Returns:
         The prediction, with a reason where there is none: the scan then ranks by patching alone.
     """
-    from qres.sensitivity import adjoint  # torch takes a second
+    from qres.sensitivity import adjoint, collector  # torch takes a second
 
     wanted = job.prediction
     request = adjoint.Request(
@@ -68,7 +71,7 @@ def predict(job: Job, lockstep: Lockstep, noise_kld: float | None, events: Event
         threads=job.threads,
         limit=max(KLD_LIMIT, 2 * (noise_kld or 0.0)),
     )
-    inputs = adjoint.Inputs({}, {}) if wanted.make_imatrix else None
+    inputs = collector.Inputs({}, {}) if wanted.make_imatrix else None
     inventory = gguf_file.read(Path(job.reference.path))
     try:
         found = adjoint.predict(lockstep.reference, inventory, job.texts.rank, lockstep.rmap, request, events, inputs)
@@ -82,10 +85,7 @@ def predict(job: Job, lockstep: Lockstep, noise_kld: float | None, events: Event
     return found
 
 
-def _write_imatrix(job: Job, inputs: object, found: Prediction, path: Path, events: Events) -> None:
-    from qres.sensitivity.adjoint import Inputs
-
-    assert isinstance(inputs, Inputs)
+def _write_imatrix(job: Job, inputs: Inputs, found: Prediction, path: Path, events: Events) -> None:
     if not found.used:
         events.note(f"No importance matrix: {found.reason}")
         return

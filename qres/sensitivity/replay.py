@@ -43,7 +43,7 @@ class Run:
     """One chunk's way through the replay."""
 
     constants: State
-    """Inputs and caches as they were before the decode."""
+    """Inputs as they were before the decode; those that were zero, as empty caches are, left out."""
     starts: list[State] = field(default_factory=list)
     """What was alive in front of each piece."""
     logits: Tensor = field(default_factory=lambda: torch.empty(0))
@@ -112,7 +112,7 @@ class Replay:
         Raises:
             UnsupportedError: an operation in a form that the replay does not know.
         """
-        run = Run({index: self._constant(self.graph.nodes[index], data) for index, data in inputs.items()})
+        run = Run({index: self._constant(self.graph.nodes[index], data) for index, data in inputs.items() if any(data)})
         state: State = {}
         for piece in self.pieces:
             run.starts.append({root: state[root] for root in piece.alive})
@@ -188,7 +188,7 @@ class Replay:
         out = attention.averaged(weights, values)
         if out.requires_grad:
             tap.averages(site, Mixing(weights.detach(), lambda y: self._carried(path, y, constants)))
-            out.register_hook(lambda g: tap.averaged(site, g))
+            out.register_hook(lambda g: tap.averaged(site, g))  # type: ignore[no-untyped-call]
         return out
 
     def _carried(self, path: ValuePath, y: Tensor, constants: State) -> Tensor:
@@ -198,7 +198,8 @@ class Replay:
             node = self.graph.nodes[index]
             root = node.view_root
             if root is not None and root not in state:
-                state[root] = torch.zeros_like(constants[root])  # errors of what was there before are none
+                # What the cache held before has no error.
+                state[root] = torch.zeros(self.graph.nodes[root].size, device=self.device)
             moved = [source for source in node.sources if root_of(self.graph.nodes[source]) in state]
             value = (
                 self._load(moved[0], state, constants)  # a bias has no error
@@ -249,6 +250,9 @@ class Replay:
         found = state.get(root, constants.get(root))
         if found is not None:
             return found
+        if root in self.graph.inputs:
+            kind = torch.int64 if self.graph.nodes[root].type in _INTEGERS else torch.float32
+            return torch.zeros(self.graph.nodes[root].size, dtype=kind, device=self.device)
         name = self.graph.nodes[root].name
         if name not in self._context.weights:
             raise UnsupportedError(f"the graph reads {name}, which is neither an input nor a weight of the file")
@@ -274,7 +278,7 @@ class Replay:
         kind = _INTEGERS.get(node.type) or _FLOATS.get(node.type)
         if kind is None:
             raise UnsupportedError(f"an input or cache of type {TYPES_BY_ID[node.type].name} ({node.name})")
-        raw = torch.frombuffer(bytearray(data), dtype=kind) if data else torch.empty(0, dtype=kind)
+        raw = torch.frombuffer(bytearray(data), dtype=kind)
         return raw.to(self.device).to(torch.int64 if node.type in _INTEGERS else torch.float32)
 
 
