@@ -41,8 +41,8 @@ class State:
     report_done: int = 0
     chosen: dict[int, tuple[int, ...]] = field(default_factory=dict)
     """Units to patch, by level."""
-    random_units: dict[int, int] = field(default_factory=dict)
-    """How many of them were drawn at random."""
+    drawn: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """Those of them that were drawn at random."""
     prediction: Prediction | None = None
     """None before it was tried."""
     n_units: int = 0

@@ -258,7 +258,7 @@ def demo(
     levels_to_make(_names(levels))  # before the model is made
     model = demo_model.reference((cache or level_cache.default_folder()) / "demo")
     options = ScanOptions(
-        model=model, levels=_names(levels), chunks=chunks, rank_chunks=3, threads=threads, cache=cache, resume=resume
+        model=model, levels=_names(levels), chunks=chunks, rank_chunks=2, threads=threads, cache=cache, resume=resume
     )
     _scan(options, _folder(out) or write.default_folder((model,)))
 

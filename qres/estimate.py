@@ -14,8 +14,10 @@ from qres.gguf_file import Inventory
 from qres.levels import TYPE_TRAITS, Level
 
 GIB = 2**30
-_PROCESSES = 215 * 2**20
-"""Two Python processes with numpy and llama.cpp's library."""
+_PROCESSES = 415 * 2**20
+"""Two Python processes with numpy and llama.cpp's library, one of them with torch."""
+_PIECE_POINTS = 100
+"""What a layer's activations and gradients take while it is predicted, in stream points."""
 
 
 @dataclass(frozen=True)
@@ -61,20 +63,23 @@ def estimate(
     given: Sequence[Inventory],
     wanted: Sequence[Level],
     n_ctx: int,
+    rank_chunks: int,
     context: tuple[int, int] | None,
     cache: Path,
 ) -> Estimate:
     """What comparing these files, or making and comparing these levels, will take.
 
     Per model: logits of one chunk in llama.cpp's buffer, and its context. Once: the reference's distribution, its
-    logits and those of the noise floor; the stream of the reference and of one level; and one error per branch and
-    level.
+    logits and those of the noise floor. While measuring, the stream of the reference and of one level, and one error per
+    branch and level; while predicting, before that, the logits and their gradient, one layer, and of each chunk the
+    stream in front of every layer.
 
     Args:
         reference: The 16-bit model.
         given: Quantized files.
         wanted: Levels to make instead.
         n_ctx: Tokens per chunk.
+        rank_chunks: Chunks that are predicted together.
         context: Bytes of one context's cache and compute buffers, by llama.cpp; None when not known.
         cache: Where levels are made.
     """
@@ -85,10 +90,11 @@ def estimate(
     branches = 2 * reference.n_layer
     point = 4 * n_ctx * reference.n_embd
     stream = point * (2 * (2 * branches + 1) + count * (branches + 1))
+    predicting = 2 * 4 * n_ctx * reference.n_vocab + point * (reference.n_layer * rank_chunks + _PIECE_POINTS)
     repacked = sum(levels)  # llama.cpp copies what it lays out anew for the CPU: nearly everything that is quantized
     return Estimate(
         files=reference.file_bytes + sum(levels),
-        memory=_PROCESSES + logits + stream + repacked + (count + 2) * sum(context or ()),
+        memory=_PROCESSES + logits + max(stream, predicting) + repacked + (count + 2) * sum(context or ()),
         memory_available=psutil.virtual_memory().available,
         disk=sum(made),
         disk_free=_free(cache),

@@ -235,7 +235,7 @@ def _choose(job: Job, state: State, lockstep: Lockstep, i: int) -> tuple[int, ..
     chosen = patching.choose(injected, n_units)
     if state.prediction and state.prediction.used and len(chosen) == n_units < lockstep.points:
         chosen = predicting.choose(state.prediction, job.levels[i].tensor_types, injected, n_units)
-        state.random_units[i] = predicting.RANDOM_UNITS
+        state.drawn[i] = chosen[-predicting.RANDOM_UNITS :]
     tied = lockstep.rmap is not None and _tied(lockstep.rmap)
     return (*chosen[: n_units - 1], 0) if tied and 0 not in chosen and injected[0] else chosen
 
@@ -388,5 +388,5 @@ def _level(
         rank_correlation=summary.rank_correlation(units),
         additivity=summary.additivity(units, rank),
         calibration=factor,
-        trust=predicting.trust(units, state.random_units.get(i, 0)),
+        trust=predicting.trust(units, {patching.unit_name(rmap, unit) for unit in state.drawn.get(i, ())}),
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -156,8 +156,8 @@ def with_predictions(
     return tuple(rows)
 
 
-def trust(units: Sequence[Unit], random_units: int) -> Trust | None:
-    """Predicted against measured, over the units that have both; `random_units` of them were drawn at random."""
+def trust(units: Sequence[Unit], drawn: Collection[str]) -> Trust | None:
+    """Predicted against measured, over the units that have both; `drawn` are the names of those drawn at random."""
     pairs = [(u, u.predicted_kld, u.kld) for u in units if u.predicted_kld and u.kld and u.method in _MEASURED]
     if not pairs:
         return None
@@ -165,8 +165,8 @@ def trust(units: Sequence[Unit], random_units: int) -> Trust | None:
     worst = sorted(pairs, key=lambda row: -abs(math.log((row[2] or 0) / (row[1] or 1))))[:3]
     return Trust(
         units=len(pairs),
-        top=len(pairs) - random_units,
-        random=random_units,
+        top=sum(unit.method == "patched" and unit.unit not in drawn for unit, _, _ in pairs),
+        random=sum(unit.unit in drawn for unit, _, _ in pairs),
         spearman=spearman(x, y),
         slope=_slope(x, y),
         worst=tuple(unit.unit for unit, _, _ in worst),

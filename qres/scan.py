@@ -99,7 +99,8 @@ def scan(options: ScanOptions, listener: Listener) -> Result:
     stamps: Stamps = {path: file_stamp.stamp(path) for one in (reference, *given.files) for path in one.shards}
     cache = options.cache or level_cache.default_folder()
     flight = _preflight(options, reference, plan)
-    needs = estimate.estimate(reference, given.files, wanted, options.n_ctx, flight.own, cache / "levels")
+    rank = options.rank_chunks
+    needs = estimate.estimate(reference, given.files, wanted, options.n_ctx, rank, flight.own, cache / "levels")
     listener.note(str(needs))
     if needs.warning:
         listener.warn(needs.warning)

@@ -136,7 +136,7 @@ def _method(damage: ChunkMean | None, exact: bool, head: bool) -> str:
         return "forced"
     if damage is not None:
         return "patched"
-    return "no error at this level" if exact else "not patched: its injected error ranks below the patched ones"
+    return "no error at this level" if exact else "not patched: it ranked below the patched ones"
 
 
 def rank_correlation(rows: Sequence[Unit]) -> RankCorrelation | None:

@@ -24,6 +24,9 @@ from qres.native.session import Session, SessionOptions
 from qres.native.vocabulary import Vocabulary
 from qres.residual import trace
 
+sys.path.insert(0, str(Path(__file__).parent.parent))  # run as a script, its folder is on the path, not the project
+from tests import bench_prediction
+
 N_CTX, ROUNDS, THREADS = 512, 7, os.cpu_count() or 2
 UNITS = 8
 
@@ -51,6 +54,15 @@ def main() -> None:
             files.append(home / f"{name}.gguf")
             quantize(files[0], files[-1], ftype, THREADS)
         _measure(files)
+        texts = [_chunks(files[0], name) for name in ("rank", "report")]
+        bench_prediction.measure(files, texts[0], texts[1], say)
+
+
+def _chunks(model: Path, text: str) -> list[corpus.Chunk]:
+    """The first chunks of a built-in text."""
+    with layout(model) as laid_out:
+        ids = Vocabulary(laid_out, model.name).tokenize(corpus.built_in(text).text or b"")
+    return list(corpus.chunk(ids, N_CTX, None, bench_prediction.CHUNKS).chunks)
 
 
 def _help() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 
 from qres import records as r
+from tests import example_sensitivity
 
 N_LAYER = 6
 BRANCHES = ("attention", "ffn")
@@ -19,7 +20,12 @@ REFERENCE_RATIO = (3.42, 1.21, 0.31, 0.44, 0.18, 0.29, 0.14, 0.22, 0.12, 0.24, 0
 
 def example() -> r.Result:
     """Two levels of a small model; Q4_K_M is recommended."""
-    levels = (_level("Q4_K_M", 1.0), _level("Q8_0", 0.055))
+    four, eight = _level("Q4_K_M", 1.0), _level("Q8_0", 0.055)
+    sensitivity = example_sensitivity.sensitivity(four)
+    levels = (
+        example_sensitivity.predicted(four, sensitivity, 0.0575, top=8),
+        example_sensitivity.predicted(eight, sensitivity, 0.00301, top=8),
+    )
     return r.Result(
         schema_version=r.SCHEMA_VERSION,
         reference=r.Reference(
@@ -74,6 +80,7 @@ def example() -> r.Result:
             r.Skipped("Q2_K", "llama.cpp could not make it: rows of 576 are not a multiple of 256"),
             r.Skipped("2.attention at Q4_K_M", "outside the default budget of 12 units"),
         ),
+        sensitivity=sensitivity,
         warnings=("Q4_K_M: 18 of 43 tensors are on a fallback type.", "Only 8 chunks: standard errors are rough."),
     )
 
@@ -113,7 +120,7 @@ def _level(name: str, scale: float) -> r.Level:
         keep_16bit=_keep(kld) if quantized else (),
         keep_check=r.KeepCheck(("0.ffn",), 0.0573, 0.0446, 0.222, 3_070_976) if quantized else None,
         rank_correlation=r.RankCorrelation(13, 0.2, 0.41, 0.55, 0.88, -0.11) if quantized else None,
-        additivity=r.Additivity(0.0575, None, 0.0571) if quantized else None,
+        additivity=r.Additivity(0.0575, None, 0.0334) if quantized else None,
     )
 
 

@@ -96,7 +96,7 @@ OPTIONS = [
     level("Q8_0 Q4_0", "unknown level 'Q8_0 Q4_0'", "commas"),
     level("Q8_0,Q4_9", "unknown level 'Q4_9'", "did you mean"),
     level("Q4_0_4_4", "unknown level 'Q4_0_4_4'", "Q4_0"),
-    level("IQ2_XXS", "IQ2_XXS needs an importance matrix", "llama-quantize --imatrix"),
+    level("IQ2_XXS", "IQ2_XXS needs an importance matrix", "Give one to qres scan with --imatrix"),
     level("all", "unknown level 'all'", "Levels: Q1_0, "),
     level("Q4\x1b[31m\n", "unknown level ", "Levels: "),
     level("", "--levels names no level", "Q4_K_M"),

@@ -9,7 +9,7 @@ from typing import Any
 
 from qres import assemble, corpus, gguf_file, tensor_values
 from qres.file_stamp import stamp
-from qres.job import Job, ModelFile
+from qres.job import Job, ModelFile, PredictionJob
 
 
 def model_file(name: str, path: Path) -> ModelFile:
@@ -33,8 +33,14 @@ def job(reference: Path, levels: Mapping[str, Path], texts: corpus.Texts, **chan
         n_gpu_layers=0,
         all_units=False,
         with_noise_floor=False,
+        prediction=prediction(),
     )
     return replace(plain, **changes)
+
+
+def prediction(**changes: Any) -> PredictionJob:  # noqa: ANN401 - fields of PredictionJob
+    """A prediction of no tensor: the replay is checked, and nothing is quantized."""
+    return replace(PredictionJob({}, {}, "", None, draws=1, device="cpu", dtype="float32"), **changes)
 
 
 def one_chunk(ids: tuple[int, ...]) -> corpus.Texts:

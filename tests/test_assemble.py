@@ -18,8 +18,10 @@ from qres.file_stamp import stamp
 from qres.findings import Extreme, NonFinite, SharedTensors
 from qres.gguf_file import Inventory
 from qres.job import Measured, MeasuredLevel
-from qres.levels import F16_MAX
+from qres.gguf_tensor import Tensor
+from qres.levels import F16_MAX, PREDICTED
 from qres.records import Result, Settings, Skipped
+from qres.sensitivity_records import Sensitivity
 from qres.tensor_values import TensorValues
 from tests import tiny
 from tests.example_result import example
@@ -27,6 +29,7 @@ from tests.example_result import example
 HALF = F16_MAX / 2
 EXAMPLE = example()
 DOWN = "blk.1.ffn_down.weight"
+NOT_PREDICTED = Sensitivity(False, "not tried", None, None, 1e-5, 0, 0, 1, "", "cpu", "", 0.0)
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +76,7 @@ def measured(*levels: MeasuredLevel, **changes: Any) -> Measured:  # noqa: ANN40
         failed={},
         levels=levels or (measured_level(),),
         comparisons=(),
+        sensitivity=NOT_PREDICTED,
     )
     return dataclasses.replace(plain, **changes)
 
@@ -134,12 +138,39 @@ def test_model_file_knows_its_bytes_and_stamps(model: Inventory) -> None:
     found = assemble.model_file("Q8_0", model, stamps)
     assert found.stamps == tuple(stamps.values())
     assert sum(found.tensor_bytes.values()) == model.tensor_bytes
+    assert (found.tensor_types[DOWN], found.tensor_types["output_norm.weight"]) == ("F16", "F32")
     assert Path(found.path).is_absolute()
     exact = assemble.bytes_16bit(model)
     assert DOWN in exact
     assert "output_norm.weight" not in exact
     assert exact[DOWN] == 2 * tiny.N_EMBD * tiny.N_FF
     assert assemble.bytes_q8_0(model)[DOWN] == exact[DOWN] // 2 + exact[DOWN] // 32
+
+
+def test_result_passes_the_prediction_on(model: Inventory) -> None:
+    assert result(model, measured()).sensitivity == NOT_PREDICTED
+
+
+def test_predicted_types_are_those_that_fit_and_those_of_the_levels(model: Inventory, tmp_path: Path) -> None:
+    """Types that change nothing are left out: the reference's own and what holds it."""
+    iq1 = gguf.GGMLQuantizationType.TQ1_0
+
+    def change(name: str, data: tiny.Floats) -> tuple[npt.NDArray[np.generic], gguf.GGMLQuantizationType | None]:
+        return (gguf.quantize(data, iq1), iq1) if name == DOWN else tiny.keep(name, data)
+
+    level = gguf_file.read(tiny.write_llama(tmp_path / "level.gguf", change=change))
+    found = assemble.predicted_types(model, [level])
+    assert found[DOWN] == (*PREDICTED, "TQ1_0")
+    assert found["blk.0.attn_q.weight"] == PREDICTED
+    assert "output_norm.weight" not in found
+
+
+def test_predicted_types_of_a_bf16_reference_with_odd_rows(tmp_path: Path) -> None:
+    """F16 is an error there; rows of no whole blocks get what llama.cpp falls back to, once."""
+    tensors = (Tensor("a.weight", (96, 4), "BF16", 0, 0), Tensor("b.weight", (4, 4), "F32", 0, 0))
+    inventory = dataclasses.replace(gguf_file.read(tiny.write_llama(tmp_path / "x.gguf")), tensors=tensors)
+    found = assemble.predicted_types(inventory, [inventory])
+    assert found == {"a.weight": ("Q4_0", "IQ4_NL", "Q5_0", "MXFP4", "Q5_1", "Q8_0"), "b.weight": ()}
 
 
 # ---------------------------------------------------------------- not measured

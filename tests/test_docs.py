@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from qres import advice, errors, levels, records
+from qres import advice, errors, levels, records, sensitivity_records
 from qres.cli import app
 from qres.program import INTERRUPTED, TERMINATED
 
@@ -23,7 +23,12 @@ FACTS = ROOT / "docs" / "facts.md"
 PAGES = sorted(path for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")))
 
 COMMANDS: dict[str, Any] = dict(getattr(get_command(app), "commands"))  # noqa: B009 - typed as a plain command
-RECORDS = {name: kind for name, kind in vars(records).items() if dataclasses.is_dataclass(kind)}
+RECORDS = {
+    name: kind
+    for module in (records, sensitivity_records)
+    for name, kind in vars(module).items()
+    if dataclasses.is_dataclass(kind)
+}
 MODULES = sorted(p for p in (ROOT / "qres").rglob("*.py") if p.name != "__init__.py")
 CITATION = re.compile(r"docs/facts\.md,\s+(\d+(?:(?:,| and| to|, and)\s+\d+)*)")
 
@@ -92,10 +97,10 @@ def test_examples_use_commands_and_options_that_exist() -> None:
         assert {word for word in words if word.startswith("--")} <= known, line
 
 
-def test_readme_lists_the_levels_that_can_be_made_and_those_that_cannot() -> None:
+def test_readme_lists_the_levels_that_can_be_made_and_those_that_need_an_imatrix() -> None:
     text = " ".join(read(README).split())
     made = re.search(r"Levels that can be made: ([\w, ]+)\.", text)
-    refused = re.search(r"importance matrix \(([\w, ]+)\) cannot be made", text)
+    refused = re.search(r"importance matrix \(([\w, ]+)\) can be made with `--imatrix`", text)
     assert made
     assert refused
     assert made[1].split(", ") == [level.name for level in levels.LEVELS if not level.needs_imatrix]

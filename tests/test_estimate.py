@@ -86,11 +86,11 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Inventory:
 
 
 def total(model: Inventory, *wanted: levels.Level, n_ctx: int = 512, context: tuple[int, int] | None = None) -> int:
-    return estimate.estimate(model, (), wanted, n_ctx, context, Path("cache")).memory
+    return estimate.estimate(model, (), wanted, n_ctx, 4, context, Path("cache")).memory
 
 
 def test_estimate_of_levels_to_make(model: Inventory, tmp_path: Path) -> None:
-    found = estimate.estimate(model, (), (Q4, Q8), 512, (MIB, MIB), tmp_path / "not" / "there" / "yet")
+    found = estimate.estimate(model, (), (Q4, Q8), 512, 4, (MIB, MIB), tmp_path / "not" / "there" / "yet")
     made = [estimate.level_bytes(model, level) for level in (Q4, Q8)]
     assert found.disk == sum(made)
     assert found.files == model.file_bytes + sum(made)
@@ -100,21 +100,29 @@ def test_estimate_of_levels_to_make(model: Inventory, tmp_path: Path) -> None:
 
 
 def test_estimate_of_given_files_takes_no_disk(model: Inventory) -> None:
-    found = estimate.estimate(model, (model, model), (), 512, None, Path("cache"))
+    found = estimate.estimate(model, (model, model), (), 512, 4, None, Path("cache"))
     assert found.disk == 0
     assert found.files == model.file_bytes + 2 * model.tensor_bytes
 
 
 def test_estimate_grows_with_what_is_held(model: Inventory) -> None:
-    """One chunk's logits per model, the stream of the reference and a level, and one error per branch and level."""
+    """One chunk's logits per model; of few layers the prediction takes more than the streams that are measured."""
     logits = 4 * 512 * model.n_vocab
     point = 4 * 512 * model.n_embd
     repacked = estimate.level_bytes(model, Q8)
-    assert total(model, Q4, Q8) - total(model, Q4) == logits + 5 * point + repacked
-    assert total(model, Q4, n_ctx=1024) - total(model, Q4) == 4 * logits + (2 * 9 + 5) * point
+    assert total(model, Q4, Q8) - total(model, Q4) == logits + repacked
+    assert total(model, Q4, n_ctx=1024) - total(model, Q4) == 6 * logits + (2 * 4 + 100) * point
     assert total(model, Q4, context=(3 * MIB, 5 * MIB)) - total(model, Q4) == 3 * 8 * MIB
     wide = dataclasses.replace(model, n_vocab=model.n_vocab + 1000)
-    assert total(wide, Q4) - total(model, Q4) == 4 * 4 * 512 * 1000
+    assert total(wide, Q4) - total(model, Q4) == 6 * 4 * 512 * 1000
+
+
+def test_estimate_of_many_layers_grows_with_the_streams(model: Inventory) -> None:
+    """The stream of the reference and a level, and one error per branch and level."""
+    deep = dataclasses.replace(model, n_layer=1000)
+    logits, point = 4 * 512 * model.n_vocab, 4 * 512 * model.n_embd
+    repacked = estimate.level_bytes(model, Q8)
+    assert total(deep, Q4, Q8) - total(deep, Q4) == logits + 2001 * point + repacked
 
 
 def test_estimate_of_a_model_whose_header_says_nothing(model: Inventory) -> None:

@@ -20,6 +20,7 @@ from qres.records import Result
 from tests import (
     inputs,
     inputs_files,
+    inputs_imatrix,
     inputs_models,
     inputs_names,
     inputs_options,
@@ -40,7 +41,7 @@ TABLES = (
     *(inputs_files.NOT_GGUF, inputs_files.DAMAGED, inputs_files.PATHS, inputs_shards.SHARDS),
     *(inputs_models.NO_MODELS, inputs_models.PAIRS),
     *(inputs_texts.TEXTS, inputs_options.OPTIONS, inputs_results.RESULTS),
-    *(inputs_names.EVIL, inputs_names.HOSTILE),
+    *(inputs_names.EVIL, inputs_names.HOSTILE, inputs_imatrix.IMATRICES),
 )
 
 

@@ -18,7 +18,7 @@ MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 80
 
 NATIVE = {"errors", "native"}
-REPORT = {"device_records", "findings", "records", "errors", "levels", "report"}
+REPORT = {"device_records", "findings", "records", "sensitivity_records", "errors", "levels", "report"}
 
 ALLOWED: dict[str, set[str]] = {
     "": set(),
@@ -27,7 +27,8 @@ ALLOWED: dict[str, set[str]] = {
     "atomic": set(),
     "findings": set(),
     "device_records": set(),
-    "records": {"device_records", "findings"},
+    "sensitivity_records": set(),
+    "records": {"device_records", "findings", "sensitivity_records"},
     "levels": {"errors"},
     "metrics": {"errors", "records"},
     "result_json": {"errors", "records"},
@@ -68,6 +69,7 @@ ALLOWED: dict[str, set[str]] = {
         "records",
         "tensor_values",
     },
+    "imatrix": {"atomic", "errors", "gguf_cursor", "gguf_header", "gguf_inventory", "gguf_tensor", "gguf_values"},
     "corpus": {"errors"},
     "file_stamp": {"errors"},
     "demo": {"atomic", "errors"},
@@ -77,10 +79,20 @@ ALLOWED: dict[str, set[str]] = {
     "native.graph": NATIVE,
     "native.memory": NATIVE,
     "native.quantizer": NATIVE,
+    "native.rows": NATIVE,
     "native.session": NATIVE,
     "native.vocabulary": NATIVE,
     "native.worker": NATIVE,
-    "level_cache": {"atomic", "errors", "file_stamp", "gguf_file", "levels", "native.quantizer", "native.worker"},
+    "level_cache": {
+        "atomic",
+        "errors",
+        "file_stamp",
+        "gguf_file",
+        "imatrix",
+        "levels",
+        "native.quantizer",
+        "native.worker",
+    },
     # measuring, in the worker
     "branch": set(),
     "residual": {"branch", "errors", "native.graph"},
@@ -142,6 +154,7 @@ ALLOWED: dict[str, set[str]] = {
         "findings",
         "gguf_cursor",
         "gguf_file",
+        "imatrix",
         "level_cache",
         "levels",
         "records",
@@ -169,7 +182,9 @@ ALLOWED: dict[str, set[str]] = {
         "errors",
         "estimate",
         "file_stamp",
+        "gguf_cursor",
         "gguf_file",
+        "imatrix",
         "job",
         "level_cache",
         "measure",
@@ -180,6 +195,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     # out to the user
     "report": REPORT,
+    "report.chart_parts": REPORT,
     "report.charts": REPORT,
     "report.file_tables": REPORT,
     "report.formatting": REPORT,
@@ -192,6 +208,10 @@ ALLOWED: dict[str, set[str]] = {
     "report.tables": REPORT,
     "report.themes": REPORT,
     "report.plain": REPORT,
+    "report.residual_view": REPORT,
+    "report.sensitivity_charts": REPORT,
+    "report.sensitivity_series": REPORT,
+    "report.sensitivity_tables": REPORT,
     "report.words": REPORT,
     "write": {"atomic", "errors", "job", "records", "report", "result_json"},
     "progress": {"records", "report"},

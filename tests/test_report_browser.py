@@ -95,7 +95,7 @@ def test_every_chart_has_marks(visit: Visit) -> None:
         "[...box.querySelectorAll(['symbol', 'rect', 'line', 'area'].map(mark => `svg .mark-${mark} path`).join())]"
         ".filter(path => path.getAttribute('d')?.length > 8 && !path.closest('.role-legend')).length])"
     )
-    assert len(marks) == 7
+    assert len(marks) == 9
     assert all(count > 0 for _, count in marks), marks
 
 
@@ -140,6 +140,25 @@ def test_choosing_a_level_changes_the_chart(visit: Visit) -> None:
     box.get_by_label("Q8_0").check()
     visit.page.wait_for_timeout(200)
     assert box.locator("svg").inner_html() != before
+
+
+@pytest.mark.parametrize("chart", ["trust", "tensors"])
+def test_choosing_in_the_charts_of_predictions_changes_them_without_a_warning(visit: Visit, chart: str) -> None:
+    box = visit.page.locator(f"[data-chart={chart}]")
+    before = box.locator("svg").inner_html()
+    box.get_by_label("Q8_0").check()
+    visit.page.wait_for_timeout(200)
+    assert box.locator("svg").inner_html() != before
+    assert visit.complaints == []
+
+
+def test_predicted_numbers_are_italic(visit: Visit) -> None:
+    styles = visit.page.evaluate(
+        "[...document.querySelectorAll('td, .note span, section > p span')].filter(e => e.textContent.startsWith('≈'))"
+        ".map(e => getComputedStyle(e).fontStyle)"
+    )
+    assert len(styles) > 200
+    assert set(styles) == {"italic"}
 
 
 def test_dark_theme_redraws_keeps_choices_and_stays_readable(visit: Visit) -> None:

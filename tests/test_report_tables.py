@@ -53,6 +53,7 @@ def test_docstring_examples(module: object) -> None:
         (1234.5, "1,234"),
         (-0.5, "−0.500"),
         (9.99e-5, "9.99e−5"),
+        (float("inf"), "n/a"),
     ],
 )
 def test_significant(value: float | None, shown: str) -> None:
@@ -66,6 +67,7 @@ def test_significant(value: float | None, shown: str) -> None:
         (0.002, 0.05, "0.0020 ± 0.0500"),
         (5.1e-5, 4e-6, "(5.10 ± 0.40)e−5"),
         (0.0, 0.0, "0 ± 0"),
+        (5e-324, 5e-324, "(0.00 ± 0.00)e−300"),
         (None, 0.1, "n/a"),
         (0.0582, None, "0.0582"),
     ],
@@ -233,14 +235,14 @@ def test_exact_point_has_infinite_sqnr() -> None:
 
 
 def test_all_charts_of_the_example() -> None:
-    names = {"ladder", "distribution", "sensitivity", "stream", "drift", "own_error", "ledger"}
+    names = {"ladder", "distribution", "sensitivity", "trust", "tensors", "stream", "drift", "own_error", "ledger"}
     assert drawn(example()) == names
 
 
 def test_charts_without_mapped_points_are_left_out_with_a_sentence() -> None:
     level = dataclasses.replace(example().levels[0], points=())
     result = with_levels(level)
-    assert drawn(result) == {"ladder", "distribution", "sensitivity"}
+    assert drawn(result) == {"ladder", "distribution", "sensitivity", "trust", "tensors"}
     assert "was not mapped" in markdown.render_markdown(result).text
 
 
@@ -266,7 +268,7 @@ def test_charts_when_every_number_is_missing() -> None:
         units=tuple(dataclasses.replace(unit, kld=None, kld_se=None) for unit in level.units),
     )
     result = with_levels(empty)
-    assert drawn(result) == set()
+    assert drawn(result) == {"tensors"}
     assert "Not drawn" in markdown.render_markdown(result).text
 
 

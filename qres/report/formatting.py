@@ -6,6 +6,7 @@ import math
 
 NA = "n/a"
 MINUS = "−"
+PREDICTED = "≈"
 
 MAX_LN_RATIO = 20.0
 """A perplexity up to e^20 times as high is shown in percent."""
@@ -17,7 +18,7 @@ def significant(value: float | None, digits: int = 3) -> str:
     >>> significant(0.05731), significant(1.234e-5), significant(None)
     ('0.0573', '1.23e−5', 'n/a')
     """
-    if value is None:
+    if value is None or not math.isfinite(value):  # a sum of huge numbers
         return NA
     if value == 0:
         return "0"
@@ -39,10 +40,19 @@ def plus_minus(value: float | None, error: float | None) -> str:
     if largest == 0:
         return "0 ± 0"
     if largest < 1e-4:
-        exponent = math.floor(math.log10(largest))
+        exponent = max(math.floor(math.log10(largest)), -300)  # no power of ten is smaller than 1e-308
         return _minus(f"({value / 10**exponent:.2f} ± {error / 10**exponent:.2f})e{exponent}")
     decimals = _decimals(largest, 3)
     return _minus(f"{value:,.{decimals}f} ± {error:,.{decimals}f}")
+
+
+def predicted(value: float | None, error: float | None = None) -> str:
+    """A number that was calculated and not measured, with the sign that says so everywhere.
+
+    >>> predicted(0.05731, 0.00412), predicted(None)
+    ('≈0.0573 ± 0.0041', 'n/a')
+    """
+    return NA if value is None else f"{PREDICTED}{plus_minus(value, error)}"
 
 
 def mib(size_bytes: int | None) -> str:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import jinja2
+from markupsafe import Markup, escape
 
 from qres.records import Result
 from qres.report import charts, tables, themes
+from qres.report.formatting import PREDICTED
 from qres.report.plain import plain_record
 from qres.report.sections import Figure, figures, sections
 from qres.report.table import Table
 from qres.report.words import DEFINITIONS
+
+_NUMBER = r"−?\d[\d,]*(?:\.\d+)?(?:e−?\d+)?"
+_PREDICTED = re.compile(rf"{PREDICTED}(?:\([^()]*\)e−?\d+|{_NUMBER}(?: ± {_NUMBER})?(?: %)?)")
+_SET_APART = r'<span class="predicted" title="predicted, not measured">\g<0></span>'
 
 
 def render_html(result: Result) -> str:
@@ -27,6 +34,14 @@ def render_html(result: Result) -> str:
         data=_data(figures(parts)),
         library=charts.library() if figures(parts) else "",
     )
+
+
+def marked(text: str) -> Markup:
+    """A text, escaped, with its predicted numbers set apart from measured ones."""
+    escaped = escape(text)
+    if PREDICTED not in text:
+        return escaped
+    return Markup(_PREDICTED.sub(_SET_APART, str(escaped)))  # of a Markup, sub would escape the tags, too
 
 
 def _data(drawn: tuple[Figure, ...]) -> dict[str, Any]:
@@ -45,5 +60,6 @@ def _environment() -> jinja2.Environment:
         undefined=jinja2.StrictUndefined,
     )
     environment.tests["paragraph"] = lambda item: isinstance(item, str)
+    environment.filters["marked"] = marked
     environment.tests["table"] = lambda item: isinstance(item, Table)
     return environment

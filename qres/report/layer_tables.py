@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from qres.records import KeepCheck, Level, Point, RankCorrelation, Result
+from qres.report import sensitivity_tables
 from qres.report.formatting import (
     NA,
     against_floor,
@@ -59,6 +60,7 @@ def units(result: Result, level: Level) -> Table:
     columns = (
         Column("unit", "text"),
         Column("KLD ± SE"),
+        *sensitivity_tables.unit_column(level),
         Column("how", "text"),
         Column("injected error"),
         Column("local error"),
@@ -72,6 +74,7 @@ def units(result: Result, level: Level) -> Table:
         (
             text(unit.unit),
             number(unit.kld, against_floor(unit.kld, floor, unit.kld_se)),
+            *sensitivity_tables.unit_cell(unit, level),
             text(unit.method),
             *(
                 number(value, significant(value))
@@ -86,7 +89,7 @@ def units(result: Result, level: Level) -> Table:
     measured = sum(unit.kld is not None for unit in level.units)
     note = (
         f"{measured} of {len(level.units)} units measured, each quantized alone in an otherwise exact model, on the "
-        f"ranking text ({result.settings.rank_text})."
+        f"ranking text ({result.settings.rank_text}).{sensitivity_tables.unit_note(level)}"
     )
     title = f"{level.name}: every unit quantized alone"
     return table(f"units-{level.name}", title, columns, rows, note=note, folded=len(level.units) > 12)
@@ -200,10 +203,10 @@ def rank_correlations(result: Result) -> Table:
         "Drift is a screen; KLD decides."
     )
     if result.settings.units == "ranked":
-        note += (
-            " Only the patched branches are counted, which were chosen by their injected error: among so few, so "
-            "alike, these figures say little. With --units all they cover every branch."
-        )
+        chosen = "which were chosen by their injected error: among so few, so alike, these figures say little."
+        if any(level.trust is not None for level in result.levels):
+            chosen = "which are those predicted to be the worst and some drawn at random."
+        note += f" Only the patched branches are counted, {chosen} With --units all they cover every branch."
     return table("ranks", "Which cheap measure predicts the damage?", columns, rows, note=note)
 
 

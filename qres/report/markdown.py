@@ -28,7 +28,7 @@ def render_markdown(result: Result) -> Markdown:
     parts = sections(result)
     blocks = [f"# {escape(result.reference.name)}: what quantization does to it", *_verdict(result)]
     for part in parts:
-        blocks += [f"## {escape(part.title)}", *(_item(item) for item in part.items)]
+        blocks += [f"## {escape(part.title)}", *(_item(item) for item in part.items if not _left_out(item))]
     blocks += ["## Definitions", "\n".join(f"- **{escape(word)}**: {escape(text)}" for word, text in DEFINITIONS)]
     images = {}
     for figure in figures(parts):
@@ -75,6 +75,10 @@ def _verdict(result: Result) -> list[str]:
     if result.warnings:
         blocks.append("\n".join(f"> ⚠ {escape(warning)}  " for warning in result.warnings))
     return blocks
+
+
+def _left_out(item: Item) -> bool:
+    return isinstance(item, Table) and item.page_only
 
 
 def _item(item: Item) -> str:

@@ -45,7 +45,12 @@ def _clean(value: Any) -> Any:  # noqa: ANN401 - as heterogeneous as the records
     if isinstance(value, str):
         return plain(value)
     if isinstance(value, tuple):
-        return tuple(_clean(item) for item in value)
+        cleaned = tuple(_clean(item) for item in value)
+        return cleaned if any(new is not old for new, old in zip(cleaned, value, strict=True)) else value
+    if isinstance(value, (int, float, type(None))):
+        return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return dataclasses.replace(value, **{f.name: _clean(getattr(value, f.name)) for f in dataclasses.fields(value)})
+        fields = {f.name: _clean(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        changed = {name: new for name, new in fields.items() if new is not getattr(value, name)}
+        return dataclasses.replace(value, **changed) if changed else value
     return value

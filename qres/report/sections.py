@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from qres.records import Result
-from qres.report import charts, file_tables, layer_tables, tables
+from qres.report import (
+    charts,
+    file_tables,
+    layer_tables,
+    residual_view,
+    sensitivity_charts,
+    sensitivity_tables,
+    tables,
+)
 from qres.report.table import Table
 from qres.report.words import FIGURES, Reading
 
@@ -42,6 +50,8 @@ _CHARTS: dict[str, Callable[[Result], dict[str, Any] | None]] = {
     "drift": charts.drift,
     "own_error": charts.own_error,
     "ledger": charts.ledger,
+    "trust": sensitivity_charts.trust,
+    "tensors": sensitivity_charts.tensors,
 }
 
 
@@ -53,6 +63,9 @@ def sections(result: Result) -> tuple[Section, ...]:
         _keep(result),
         _devices(result),
         _units(result),
+        _trust(result),
+        _tensors(result),
+        Section("residual", "What the residual stream says about this model", residual_view.paragraphs(result)),
         _stream(result),
         _drift(result),
         _output(result),
@@ -98,6 +111,50 @@ def _units(result: Result) -> Section:
     items.append(sentences)
     items += _filled(layer_tables.additivity(result), *(layer_tables.units(result, level) for level in result.levels))
     return Section("units", "Sensitivity", tuple(items))
+
+
+def _trust(result: Result) -> Section:
+    name, title = "trust", "How far the predictions can be trusted"
+    found = result.sensitivity
+    if found is None:
+        return Section(name, title, ())
+    if not found.used:
+        why = found.reason.rstrip(". ") or "no reason was recorded"
+        return Section(
+            name,
+            title,
+            (
+                f"There is no prediction, because the replay of the reference cannot be used ({why}): measured "
+                "patching is used instead.",
+            ),
+        )
+    intro = (
+        "Predicted (≈) is what one backward pass through the reference says about each unit; patched is what was "
+        "measured. Only units that have both can be compared, so these figures say how far to believe the others."
+    )
+    made = _filled(
+        sensitivity_tables.trust(result),
+        sensitivity_tables.worst(result),
+        sensitivity_tables.calibration(result),
+        sensitivity_tables.replay(result),
+    )
+    return Section(name, title, (intro, _figure("trust", result), *made))
+
+
+def _tensors(result: Result) -> Section:
+    name, title = "tensors", "Sensitivity of every tensor"
+    if result.sensitivity is None or not result.sensitivity.used:
+        return Section(name, title, ())
+    intro = (
+        "All numbers here are predicted (≈), none is measured: the KLD of giving one tensor one type, with everything "
+        "else exact. They are shown as calculated, not calibrated."
+    )
+    made = _filled(
+        sensitivity_tables.by_role(result),
+        *(sensitivity_tables.most_sensitive(result, level) for level in result.levels),
+        sensitivity_tables.every_tensor(result),
+    )
+    return Section(name, title, (intro, _figure("tensors", result), *made))
 
 
 def _stream(result: Result) -> Section:

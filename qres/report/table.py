@@ -11,15 +11,24 @@ from qres.report.formatting import NA
 
 @dataclass(frozen=True)
 class Column:
-    """A column: `text` and `code` (names of the file) are set left, `number` is set right."""
+    """A column: `text` and `code` (names of the file) are set left, numbers are set right.
+
+    `predicted` holds numbers that nobody measured: they carry the sign of `formatting.predicted`, and the page sets
+    them apart.
+    """
 
     title: str
-    kind: Literal["text", "code", "number"] = "number"
+    kind: Literal["text", "code", "number", "predicted"] = "number"
+
+    @property
+    def is_number(self) -> bool:
+        """Whether it is sorted by number, values that do not exist last."""
+        return self.kind in ("number", "predicted")
 
     @property
     def align(self) -> Literal["left", "right"]:
         """The side that the column is set to."""
-        return "right" if self.kind == "number" else "left"
+        return "right" if self.is_number else "left"
 
 
 @dataclass(frozen=True)
@@ -45,6 +54,8 @@ class Table:
     """Rows that the report recommends."""
     folded: bool = False
     """Long and for looking things up: shown closed where the medium can."""
+    page_only: bool = False
+    """Too long for Markdown; the numbers are in result.json, too."""
 
 
 def text(value: str | None) -> Cell:
@@ -66,6 +77,7 @@ def table(
     note: str = "",
     marked: Iterable[int] = (),
     folded: bool = False,
+    page_only: bool = False,
 ) -> Table:
     """A table from rows of cells."""
     cells = [tuple(row) for row in rows]
@@ -78,4 +90,5 @@ def table(
         note=note,
         marked=tuple(marked),
         folded=folded,
+        page_only=page_only,
     )

@@ -16,6 +16,7 @@ _LIGHT = {
     "guide": "#6f7780",
     "levels": ["#0072b2", "#d55e00", "#00835f", "#b0528f", "#8a6d00", "#3b7fb8", "#5b5f66", "#7a4fb5"],
     "branches": ["#0072b2", "#d55e00", "#00835f", "#b0528f", "#8a6d00", "#5b5f66", "#7a4fb5", "#3b7fb8"],
+    "heat": ["#e3edf6", "#8dbadd", "#2a78b5", "#0b2f57"],
 }
 _DARK = {
     "ink": "#e8eaec",
@@ -24,6 +25,7 @@ _DARK = {
     "guide": "#8f98a1",
     "levels": ["#56b4e9", "#f08a3c", "#3fc79a", "#e39ac9", "#e6c84b", "#8ec7f0", "#b4bac1", "#b79be8"],
     "branches": ["#56b4e9", "#f08a3c", "#3fc79a", "#e39ac9", "#e6c84b", "#b4bac1", "#b79be8", "#8ec7f0"],
+    "heat": ["#22323f", "#2f6794", "#56a8e0", "#d6eeff"],
 }
 
 
@@ -43,7 +45,11 @@ def _config(colours: dict[str, Any]) -> dict[str, Any]:
         "background": "transparent",
         "font": FONT,
         "view": {"stroke": None},
-        "range": {"category": colours["levels"], "ordinal": colours["branches"]},
+        "range": {
+            "category": colours["levels"],
+            "ordinal": colours["branches"],
+            "heatmap": {"scheme": colours["heat"]},
+        },
         "axis": {
             **label,
             "titleFontWeight": "normal",

@@ -74,6 +74,24 @@ FIGURES = {
         "KLD.",
         NO_STREAM,
     ),
+    "trust": Reading(
+        "Predicted against patched",
+        "Each point is a unit that was both predicted (across) and patched (up); both axes are logarithmic. On the "
+        "dashed diagonal the two agree; above it the damage was predicted too small, below it too large. Lines are one "
+        "standard error. The three units that are furthest off carry their names.",
+        "Predictions are calibrated, so the points lie around the diagonal by construction: what counts is how "
+        "closely. Units below the noise floor cannot agree better than noise.",
+        "Not drawn: no unit was both predicted and patched.",
+    ),
+    "tensors": Reading(
+        "Where the predicted damage sits",
+        "Each cell is the tensors of one role in one layer, when the level's base type is asked for everywhere (where "
+        "rows do not hold it, the type that llama.cpp takes instead); the further from the page's colour, "
+        "the more KLD is predicted. A strong row is a kind of tensor to spare, a strong column a layer.",
+        "Predicted, not measured, and not calibrated. The scale is logarithmic and goes from the smallest to the "
+        "largest cell of this type. An empty cell has no such tensor, or no prediction.",
+        "Not drawn: no level has a type that was predicted for.",
+    ),
 }
 
 DEFINITIONS = (
@@ -105,6 +123,17 @@ DEFINITIONS = (
         "sensitivity",
         "KLD caused by quantizing one unit alone, measured: by adding the unit's error to an exact model (patched), or "
         "by computing the head with its quantized weights (forced). It is not influence, the KLD of removing a branch.",
+    ),
+    (
+        "predicted (≈)",
+        "Half the mean of (gradient · change)², with the gradients of the log probability of tokens drawn from the "
+        "reference itself and the change that a type makes to what a tensor puts out: the KLD to second order, from "
+        "one backward pass. Never measured, and never shown without its sign.",
+    ),
+    (
+        "calibrated",
+        "Predicted, times the level's measured KLD over the sum of its predictions: errors at different positions "
+        "hang together, so that predictions alone are mostly too small.",
     ),
     ("confidence", "How often a unit stays among the first k of the list when chunks are drawn again at random."),
     ("massive activations", "A few tokens, mostly the first, whose values are thousands of times the usual ones."),

@@ -38,7 +38,7 @@ def _ssm_conv(_: Node, /, *sources: Tensor | None) -> Tensor:
 
 
 def _ssm_scan(node: Node, /, *sources: Tensor | None) -> Tensor:
-    """state = exp(softplus(dt) A) state + softplus(dt) x B, y = state C (`ggml_compute_forward_ssm_scan_f32`).
+    """Selective scan: h = exp(softplus(dt) A) h + softplus(dt) x B, y = h C (`ggml_compute_forward_ssm_scan_f32`).
 
     Args:
         node: The node; its first parameter is how many of the last states it keeps.
@@ -47,8 +47,8 @@ def _ssm_scan(node: Node, /, *sources: Tensor | None) -> Tensor:
             state that each sequence begins with [1, 1, 1, sequences].
 
     Returns:
-        [1, 1, 1, size]: y [sequences, tokens, heads, dim], then the last states [kept, sequences, heads, dim, n], latest
-        first. Where there are fewer tokens than states to keep, ggml leaves the rest undefined; here it is 0.
+        [1, 1, 1, size]: y [sequences, tokens, heads, dim], then the last states [kept, sequences, heads, dim, n], the
+        latest first. Where there are fewer tokens than states to keep, ggml leaves the rest undefined; here it is 0.
     """
     states, x, dt, a, b, c, ids = need(sources, 7)
     kept, tokens = node.params[0], x.shape[1]
@@ -110,8 +110,8 @@ def _scan_by_state(state: Tensor, x: Tensor, log_decay: Tensor, b: Tensor, c: Te
 def _scan_by_head(state: Tensor, x: Tensor, log_decay: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
     """Mamba 2, where a head's states decay together: all tokens at once, as attention with decaying weights.
 
-    The decay between two tokens is the exponential of a sum over exactly the tokens between them (not of a difference of
-    sums from the start, which cancels). This is the quadratic form of Dao & Gu 2024 (arXiv 2405.21060, section 6).
+    The decay between two tokens is the exponential of a sum over exactly the tokens between them (a difference of sums
+    from the start would cancel). This is the quadratic form of Dao & Gu 2024 (arXiv 2405.21060, section 6).
 
     Args:
         state: [sequences, heads, dim, n].
