@@ -70,9 +70,9 @@ def estimate(
     """What comparing these files, or making and comparing these levels, will take.
 
     Per model: logits of one chunk in llama.cpp's buffer, and its context. Once: the reference's distribution, its
-    logits and those of the noise floor. While measuring, the stream of the reference and of one level, and one error per
-    branch and level; while predicting, before that, the logits and their gradient, one layer, and of each chunk the
-    stream in front of every layer.
+    logits and those of the noise floor. While measuring, the stream of the reference and of one level, and one error
+    per branch and level; while predicting, before that, the logits and their gradient, one layer, and of each chunk
+    the stream in front of every layer.
 
     Args:
         reference: The 16-bit model.
