@@ -145,8 +145,7 @@ def _value(address: int) -> Array:
     if 0 in shape:
         return np.empty(shape, kind)
     size = sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True)) + kind.itemsize
-    view: Array = np.ndarray(shape, kind, ctypes.string_at(tensor.data, size), strides=strides)
-    return view.copy()
+    return np.array(np.ndarray(shape, kind, ctypes.string_at(tensor.data, size), strides=strides))
 
 
 def tensors(sources: Sequence[Array | None]) -> list[Tensor | None]:

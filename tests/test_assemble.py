@@ -167,7 +167,7 @@ def test_predicted_types_are_those_that_fit_and_those_of_the_levels(model: Inven
 
 def test_predicted_types_of_a_bf16_reference_with_odd_rows(tmp_path: Path) -> None:
     """F16 is an error there; rows of no whole blocks get what llama.cpp falls back to, once."""
-    tensors = (Tensor("a.weight", (96, 4), "BF16", 0, 0), Tensor("b.weight", (4, 4), "F32", 0, 0))
+    tensors = (Tensor("a.weight", (96, 4), "BF16", 30, 384, 768, 0), Tensor("b.weight", (4, 4), "F32", 0, 16, 64, 0))
     inventory = dataclasses.replace(gguf_file.read(tiny.write_llama(tmp_path / "x.gguf")), tensors=tensors)
     found = assemble.predicted_types(inventory, [inventory])
     assert found == {"a.weight": ("Q4_0", "IQ4_NL", "Q5_0", "MXFP4", "Q5_1", "Q8_0"), "b.weight": ()}

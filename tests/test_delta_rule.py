@@ -174,8 +174,9 @@ def test_gated_delta_net_is_ggmls(
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("n_seqs", [1, 2])
 def test_gradient_of_gated_delta_net_is_ggmls(n_seqs: int, shared: bool) -> None:
-    sources = arrays(delta_sources(n_seqs, 20, 2, 1, 16, shared=shared))
-    assert max(ggml_op.gradient_errors(delta_rule.OPS, "ggml_gated_delta_net", sources, 1)) < 1e-2
+    """In small steps: a gate is in an exponent, and at steps of 1e-2 the difference itself is off by 1e-2."""
+    sources = arrays(delta_sources(n_seqs, 33, 4, 2, 16, shared=shared))
+    assert max(ggml_op.gradient_errors(delta_rule.OPS, "ggml_gated_delta_net", sources, 1, step=1e-3)) < 1e-2
 
 
 @pytest.mark.parametrize("op", GGML)

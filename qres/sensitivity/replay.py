@@ -297,8 +297,12 @@ def _leaf(value: Tensor) -> Tensor:
 
 def _rounded(value: Tensor, type_id: int) -> Tensor:
     """A value as memory of this type keeps it; the gradient passes unchanged."""
+    if type_id in _INTEGERS:
+        return value.to(torch.int64)  # as C casts: towards zero
+    if not value.is_floating_point():
+        value = value.to(torch.float32)
     kind = _FLOATS.get(type_id)
-    if kind is None or kind is torch.float32 or not value.is_floating_point():
+    if kind is None or kind is torch.float32:
         return value
     return value.to(kind).to(torch.float32)
 

@@ -57,7 +57,7 @@ def _ssm_scan(node: Node, /, *sources: Tensor | None) -> Tensor:
     scan = _scan_by_state if a.shape[-1] > 1 else _scan_by_head
     found, last = [], [states.index_select(0, ids.reshape(-1))]
     sizes = _parts(tokens, kept)
-    for part in zip(*(value.split(sizes, dim=1) for value in (moved, log_decay, b, c)), strict=True):
+    for part in zip(*(value.split_with_sizes(sizes, dim=1) for value in (moved, log_decay, b, c)), strict=True):
         y, state = scan(last[-1], *part)
         found.append(y)
         last.append(state)

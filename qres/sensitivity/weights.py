@@ -110,7 +110,8 @@ def _row_bytes(entry: Entry, row: int) -> int:
 
 def _as_torch(raw: npt.NDArray[np.uint8], kind: torch.dtype) -> Tensor:
     """Bytes as floats of their own type."""
-    return torch.from_numpy(np.ascontiguousarray(raw)).view(kind)
+    flat = torch.from_numpy(np.ascontiguousarray(raw).reshape(-1))
+    return flat.view(kind).reshape(len(raw), raw.shape[1] // kind.itemsize)
 
 
 def _mapped(path: Path) -> npt.NDArray[np.uint8]:
