@@ -130,7 +130,7 @@ def _trust(units: Sequence[r.Unit], top: int) -> s.Trust:
     return s.Trust(
         units=len(both),
         top=top,
-        random=len(both) - top,
+        random=len(both) - top - any(name == "head" for name, _, _ in both),
         spearman=_slope(_ranks(guesses), _ranks(found)),
         slope=_slope(guesses, found),
         worst=tuple(worst),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
@@ -15,7 +16,8 @@ import torch
 from llama_cpp._ctypes_extensions import load_shared_library
 from torch import Tensor
 
-from qres.native import ggml
+from qres.levels import TYPE_TRAITS
+from qres.native import ggml, rows
 from qres.native.graph import Node
 from qres.sensitivity.ops import Op
 
@@ -25,7 +27,29 @@ _TYPES: Mapping[str, int] = {"float32": 0, "float16": 1, "int32": 26, "int64": 2
 """`ggml_type` of each kind of array."""
 _KINDS = {number: np.dtype(kind) for kind, number in _TYPES.items()}
 
-After = tuple[str, Sequence[Array | None], tuple[Any, ...]]
+
+@dataclass(frozen=True)
+class Quantized:
+    """A tensor of another type, made of float32 rows: the operation in torch gets what its blocks stand for."""
+
+    array: Array
+    kind: str
+    """e.g. `Q4_K`, `BF16`."""
+
+
+@dataclass(frozen=True)
+class Viewed:
+    """An array whose strides the tensor keeps, as a permuted or cut one has in a graph; a plain array lies in order.
+
+    ggml aborts where an operation does not take such strides.
+    """
+
+    array: Array
+
+
+Source = Array | Quantized | Viewed | None
+
+After = tuple[str, Sequence[Source], tuple[Any, ...]]
 
 
 class _InitParams(ctypes.Structure):
@@ -49,6 +73,7 @@ def _library() -> dict[str, Any]:
         "new_tensor": ggml.declare(
             "ggml_new_tensor_4d", pointer, pointer, ctypes.c_int, number, number, number, number
         ),
+        "view": ggml.declare("ggml_view_4d", pointer, pointer, pointer, *(number,) * 4, *(ctypes.c_size_t,) * 4),
         "new_graph": ggml.declare("ggml_new_graph", pointer, pointer),
         "expand": ggml.declare("ggml_build_forward_expand", None, pointer, pointer),
         "compute": compute,
@@ -57,7 +82,7 @@ def _library() -> dict[str, Any]:
 
 def run(
     name: str,
-    sources: Sequence[Array | None],
+    sources: Sequence[Source],
     *extra: Any,  # noqa: ANN401 - whatever the C function takes
     after: Sequence[After] = (),
     n_threads: int = 1,
@@ -66,7 +91,8 @@ def run(
 
     Args:
         name: The C function that makes it, e.g. `ggml_ssm_scan`; called with the context, the sources and `extra`.
-        sources: Arrays with reversed dimensions, [..., ne1, ne0], float32, float16, int32 or int64; None is NULL.
+        sources: Arrays with reversed dimensions, [..., ne1, ne0], float32, float16, int32 or int64; `Quantized` and
+            `Viewed` ones; None is NULL.
         extra: The other arguments: int (any width) and float (32 bits) as they are, or ctypes values.
         after: Calls `(function, arrays, extra)` that change the operation before it is computed, made with the tensor
             instead of the context first, e.g. `("ggml_flash_attn_ext_add_sinks", [sinks], ())`.
@@ -76,7 +102,7 @@ def run(
         The node as qres records it (its sources have the indices 0 ...) and its value [ne3, ne2, ne1, ne0].
     """
     library = _library()
-    size = sum(source.nbytes for source in sources if source is not None)
+    size = sum(_span(s.array) if isinstance(s, Viewed) else _array(s).nbytes for s in sources if s is not None)
     context = library["init"](_InitParams((64 << 20) + 24 * size, None, False))
     try:
         address = _call(name, context, context, sources, extra, ctypes.c_void_p)
@@ -91,7 +117,7 @@ def run(
         library["free"](context)
 
 
-def _call(name: str, context: int, first: int, arrays: Sequence[Array | None], extra: Sequence[Any], kind: Any) -> int:  # noqa: ANN401
+def _call(name: str, context: int, first: int, arrays: Sequence[Source], extra: Sequence[Any], kind: Any) -> int:  # noqa: ANN401
     function = getattr(ggml._lib, name)
     function.restype = kind
     function.argtypes = None
@@ -106,11 +132,43 @@ def _argument(value: Any) -> Any:  # noqa: ANN401
     return ctypes.c_float(value) if isinstance(value, float) else value
 
 
-def _tensor(context: int, array: Array) -> int:
+def _array(source: Array | Quantized | Viewed) -> Array:
+    return source if isinstance(source, np.ndarray) else source.array
+
+
+def _span(array: Array) -> int:
+    """Bytes from an array's first element to behind its last one."""
+    assert all(stride > 0 for n, stride in zip(array.shape, array.strides, strict=True) if n > 1)
+    return int(sum((n - 1) * stride for n, stride in zip(array.shape, array.strides, strict=True)) + array.itemsize)
+
+
+def _tensor(context: int, source: Array | Quantized | Viewed) -> int:
+    array = _array(source)
+    if isinstance(source, Viewed):
+        return _view(context, array)
     shape = (1,) * (4 - array.ndim) + array.shape
-    data = np.ascontiguousarray(array)
-    address = cast(int, _library()["new_tensor"](context, _TYPES[array.dtype.name], *reversed(shape)))
+    if isinstance(source, Quantized):
+        kind, data = TYPE_TRAITS[source.kind].id, rows.quantize(array.reshape(-1, shape[-1]), source.kind, threads=1)
+    else:
+        kind, data = _TYPES[array.dtype.name], np.ascontiguousarray(array)
+    address = cast(int, _library()["new_tensor"](context, kind, *reversed(shape)))
     ctypes.memmove(ggml.at(address).data, data.ctypes.data, data.nbytes)
+    return address
+
+
+def _view(context: int, array: Array) -> int:
+    """A tensor over a copy of an array's memory, gaps included."""
+    kind, span = _TYPES[array.dtype.name], _span(array)
+    root = cast(int, _library()["new_tensor"](context, kind, span // array.itemsize, 1, 1, 1))
+    ctypes.memmove(ggml.at(root).data, array.ctypes.data, span)
+    ne = [1, 1, 1, 1]
+    ne[: array.ndim] = reversed(array.shape)
+    nb: list[int] = []
+    for i, n in enumerate(ne):  # numpy says nothing of strides where there is one element
+        apart = array.itemsize if i == 0 else nb[-1] * ne[i - 1]
+        nb.append(apart if n == 1 else array.strides[-1 - i])
+    address = cast(int, _library()["view"](context, root, *ne, *nb[1:], 0))
+    ggml.at(address).nb[0] = nb[0]  # where the dimensions were permuted
     return address
 
 
@@ -148,17 +206,28 @@ def _value(address: int) -> Array:
     return np.array(np.ndarray(shape, kind, ctypes.string_at(tensor.data, size), strides=strides))
 
 
-def tensors(sources: Sequence[Array | None]) -> list[Tensor | None]:
-    """Sources as an operation in torch takes them: four dimensions, float32 or int64."""
+def tensors(sources: Sequence[Source]) -> list[Tensor | None]:
+    """Sources as an operation in torch takes them: four dimensions, float32 or int64, strides where they are viewed."""
     found: list[Tensor | None] = []
     for source in sources:
         if source is None:
             found.append(None)
             continue
-        whole = source.reshape((1,) * (4 - source.ndim) + source.shape)
-        kind = np.float32 if source.dtype.kind == "f" else np.int64
-        found.append(torch.from_numpy(np.array(whole, kind)))
+        array = _stored(source) if isinstance(source, Quantized) else _array(source)
+        kind = np.float32 if array.dtype.kind == "f" else np.int64
+        value = torch.from_numpy(np.array(array, kind))
+        if isinstance(source, Viewed):
+            strides = [stride // array.itemsize for stride in array.strides]
+            value = torch.empty_strided(array.shape, strides, dtype=value.dtype).copy_(value)
+        found.append(value[(None,) * (4 - value.ndim)])
     return found
+
+
+def _stored(source: Quantized) -> Array:
+    """What blocks stand for."""
+    width = source.array.shape[-1]
+    raw = rows.quantize(source.array.reshape(-1, width), source.kind, threads=1)
+    return rows.dequantize(raw, source.kind, width, threads=1).reshape(source.array.shape)
 
 
 def normalised_error(reference: Array, value: Array) -> float:
@@ -171,7 +240,7 @@ def normalised_error(reference: Array, value: Array) -> float:
 def error(
     ops: Mapping[str, Op],
     name: str,
-    sources: Sequence[Array | None],
+    sources: Sequence[Source],
     *extra: Any,  # noqa: ANN401
     after: Sequence[After] = (),
     order: Sequence[int] | None = None,
@@ -198,7 +267,7 @@ def error(
 def gradient_errors(
     ops: Mapping[str, Op],
     name: str,
-    sources: Sequence[Array | None],
+    sources: Sequence[Source],
     *extra: Any,  # noqa: ANN401
     step: float = 1e-2,
     valid: Callable[[Array], Array] = lambda value: value,
@@ -223,23 +292,35 @@ def gradient_errors(
     node, value = run(name, sources, *extra)
     projection = rng.standard_normal(valid(value).shape)
 
-    def loss(moved: Sequence[Array | None]) -> float:
+    def loss(moved: Sequence[Source]) -> float:
         return float((valid(run(name, moved, *extra)[1]).astype(np.float64) * projection).sum())
 
     given = tensors(sources)
-    wanted = [i for i, source in enumerate(sources) if source is not None and source.dtype == np.float32]
+    moving = (np.ndarray, Viewed)
+    wanted = [i for i, s in enumerate(sources) if isinstance(s, moving) and _array(s).dtype == np.float32]
     leaves = [cast(Tensor, given[i]).requires_grad_(True) for i in wanted]
     out = valid(cast(Any, ops[node.op](node, *given)))
     grads = torch.autograd.grad((cast(Tensor, out) * torch.from_numpy(projection)).sum(), leaves)
     found = []
     for i, grad in zip(wanted, grads, strict=True):
-        source = cast(Array, sources[i])
+        source = _array(cast(Array | Viewed, sources[i]))
         slope = grad.numpy().astype(np.float64).reshape(source.shape)
         other = rng.standard_normal(source.shape)
         move = slope / np.linalg.norm(slope) + other / np.linalg.norm(other)
         move *= step * np.linalg.norm(source) / np.linalg.norm(move)
         up, down = ((source + sign * move).astype(np.float32) for sign in (1, -1))
         actual = (up.astype(np.float64) - down) / 2
-        numeric = (loss([*sources[:i], up, *sources[i + 1 :]]) - loss([*sources[:i], down, *sources[i + 1 :]])) / 2
+        high, low = (loss([*sources[:i], _moved(sources[i], values), *sources[i + 1 :]]) for values in (up, down))
+        numeric = (high - low) / 2
         found.append(abs(float((slope * actual).sum()) - numeric) / abs(numeric))
     return found
+
+
+def _moved(source: Source, values: Array) -> Array | Viewed:
+    """Other values in the place of a source."""
+    if not isinstance(source, Viewed):
+        return values
+    memory = np.zeros(_span(source.array) // source.array.itemsize, source.array.dtype)
+    view = np.lib.stride_tricks.as_strided(memory, source.array.shape, source.array.strides)
+    view[...] = values
+    return Viewed(view)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,7 +47,7 @@ class Case:
         return error(_OPS, f"ggml_{self.name}", self.sources, *self.extra, after=self.after, order=self.order)
 
 
-def _check(cases: dict[str, Case]) -> Any:  # noqa: ANN401
+def _check(cases: Mapping[str, Case]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("case", [pytest.param(case, id=label) for label, case in cases.items()])
 
 
@@ -66,13 +66,13 @@ _PLAIN = {
     "add1": Case("add1", [_X, _values(1)]),
     "sub": Case("sub", [_X, _values(33)]),
     "mul": Case("mul", [_X, _values(2, 1, 5, 1)]),
-    "div": Case("div", [_X, _values(33)]),
+    "div": Case("div", [_X, np.abs(_values(33)) + 1]),
     "scale": Case("scale", [_X], (-1.7,)),
     "scale-bias": Case("scale_bias", [_X], (-1.7, 0.3)),
     "clamp": Case("clamp", [_X], (-0.5, 0.7)),
     "sqr": Case("sqr", [_X]),
     "sqrt": Case("sqrt", [np.abs(_X)]),
-    "log": Case("log", [np.abs(_X) + 0.1]),
+    "log": Case("log", [np.abs(_X) + 1]),
     "sin": Case("sin", [_X * 5]),
     "cos": Case("cos", [_X * 5]),
     "leaky-relu": Case("leaky_relu", [_X], (0.1, False)),
@@ -93,15 +93,15 @@ def test_plain_operations(case: Case) -> None:
 
 
 _UNARY = (
-    "abs sgn neg step tanh elu relu sigmoid gelu gelu_quick silu hardswish hardsigmoid exp expm1 softplus gelu_erf xielu "
-    "floor ceil round trunc"
-).split()
+    *("abs", "sgn", "neg", "step", "tanh", "elu", "relu", "sigmoid", "gelu", "gelu_quick", "silu", "hardswish"),
+    *("hardsigmoid", "exp", "expm1", "softplus", "gelu_erf", "xielu", "floor", "ceil", "round", "trunc"),
+)
 
 
 @pytest.mark.parametrize(
     ("kind", "name"),
     [(kind, name) for kind, name in enumerate(_UNARY) if name != "xielu"],
-    ids=lambda value: str(value),
+    ids=str,
 )
 def test_unary_operations(kind: int, name: str) -> None:
     x = np.concatenate(
@@ -179,7 +179,7 @@ def test_moving_operations(case: Case) -> None:
 _SECTIONS = (ctypes.c_int * 4)(8, 12, 12, 0)
 
 
-def _rope(  # noqa: PLR0913
+def _rope(
     mode: int,
     *,
     n_dims: int = 64,
@@ -202,7 +202,7 @@ def _rope(  # noqa: PLR0913
     multi = ((ctypes.c_int * 4)(*sections),) if mode & 8 else ()
     name = ("rope_multi" if mode & 8 else "rope_ext") + ("_back" if back else "")
     extra = (n_dims, *multi, mode, 256, base, scale, blend, magnitude, 32.0, 1.0)
-    return Case(name, [x, positions, freq], extra, within=1e-9, after=after)
+    return Case(name, [x, positions, freq], extra, within=1e-10, after=after)
 
 
 _ROPE = {
@@ -275,7 +275,7 @@ def test_softmax(case: Case) -> None:
     assert case.error() < case.within
 
 
-def _attention(  # noqa: PLR0913
+def _attention(
     *,
     heads: int = 4,
     shared: int = 1,
@@ -345,6 +345,9 @@ _SMOOTH = {
     **{name: _SOFT_MAX[name] for name in ("alibi",)},
     **{name: _ATTENTION[name] for name in ("mask-f32", "grouped-f32", "cap-f32", "alibi-f32")},
 }
+
+
+_SCATTER = "torch 2.13: as_strided_scatter gives its base the gradient of what was written, not of what was kept"
 
 
 @_check(_SMOOTH)

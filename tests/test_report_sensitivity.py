@@ -91,7 +91,7 @@ def test_trust_of_the_example_is_scipys() -> None:
         x, y = zip(*pairs, strict=True)
         assert level.trust.spearman == pytest.approx(stats.spearmanr(x, y).statistic)
         assert level.trust.slope == pytest.approx(stats.linregress(x, y).slope)
-        assert level.trust.units == len(pairs) == level.trust.top + level.trust.random
+        assert level.trust.units == len(pairs) == level.trust.top + level.trust.random + 1  # and the head
 
 
 # -- predicted is never printed as measured
@@ -245,7 +245,7 @@ def test_unused_replay_is_one_sentence_with_its_reason() -> None:
 
 def test_trust_says_what_it_was_compared_on() -> None:
     table = sensitivity_tables.trust(example())
-    assert table.rows[0] == ("Q4_K_M", "13", "8", "5", "0.92", "1.09")
+    assert table.rows[0] == ("Q4_K_M", "13", "8", "4", "0.92", "1.09")
     assert "drawn from all others" in table.note
     every = dataclasses.replace(example(), settings=dataclasses.replace(example().settings, units="all"))
     assert sensitivity_tables.trust(every).note.startswith("All units were patched.")

@@ -55,8 +55,8 @@ def trust(result: Result) -> Table:
     chosen = "All units were patched."
     if result.settings.units != "all":
         chosen = (
-            "Of the units that were patched: how many were chosen because the prediction put them first (the head, "
-            "which is always measured, counts as one), and how many were drawn from all others."
+            "Of the units that were patched: how many were chosen because the prediction put them first, and how many "
+            "were drawn from all others. The head, which is always measured, is among the units, but neither."
         )
     note = (
         f"{chosen} Spearman correlation: 1 is the same order, 0 is no relation. Slope of ln patched over ln predicted: "

@@ -7,7 +7,7 @@ ggml-cpu/ops.cpp and unary-ops.cpp of llama-cpp-python 0.3.36.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -38,6 +38,21 @@ def tiled(x: Tensor, shape: tuple[int, ...]) -> Tensor:
     if all(a in (1, b) for a, b in zip(x.shape, shape, strict=True)):
         return x.expand(shape)
     return x.repeat([b // a for a, b in zip(x.shape, shape, strict=True)])
+
+
+def seen(flat: Tensor, shape: Sequence[int], strides: Sequence[int], offset: int) -> Tensor:
+    """A view into flat values, with strides and offset in elements."""
+    return flat.as_strided(shape, strides, flat.storage_offset() + offset)  # torch counts from the storage's start
+
+
+def put(flat: Tensor, values: Tensor, strides: Sequence[int], offset: int) -> Tensor:
+    """Flat values with others [any shape] written into the view that has their shape.
+
+    Not torch's `as_strided_scatter`: in 2.13 its backward gives the base the gradient of what was overwritten.
+    """
+    places = torch.arange(flat.numel(), device=flat.device)
+    at = seen(places, values.shape, strides, offset).reshape(-1)
+    return flat.index_copy(0, at, values.reshape(-1))
 
 
 def _binary(function: Callable[[Tensor, Tensor], Tensor]) -> Op:
@@ -142,7 +157,7 @@ _UNARY: tuple[Callable[[Tensor], Tensor] | None, ...] = (  # in the order of `en
     None,  # xIELU has parameters
     torch.floor,
     torch.ceil,
-    torch.round,
+    lambda x: torch.trunc(x + 0.5 * torch.sign(x)),  # halves away from 0; torch rounds them to even
     torch.trunc,
 )
 _XIELU = 17
@@ -230,8 +245,7 @@ def _set(node: Node, /, *sources: Tensor | None) -> Tensor:
     """Source 0 with source 1 written into the view that the parameters describe (in bytes of float32)."""
     into, values = need(sources, 2)
     nb1, nb2, nb3, offset = (node.params[i] // 4 for i in range(4))
-    flat = into.reshape(-1)
-    return flat.as_strided_scatter(values, values.shape, (nb3, nb2, nb1, 1), offset).reshape(into.shape)
+    return put(into.reshape(-1), values, (nb3, nb2, nb1, 1), offset).reshape(into.shape)
 
 
 def _acc(node: Node, /, *sources: Tensor | None) -> Tensor:
@@ -239,8 +253,8 @@ def _acc(node: Node, /, *sources: Tensor | None) -> Tensor:
     into, values = need(sources, 2)
     nb1, nb2, nb3, offset = (node.params[i] // 4 for i in range(4))
     flat = into.reshape(-1)
-    there = flat.as_strided(values.shape, (nb3, nb2, nb1, 1), offset)
-    return flat.as_strided_scatter(there + values, values.shape, (nb3, nb2, nb1, 1), offset).reshape(into.shape)
+    there = seen(flat, tuple(values.shape), (nb3, nb2, nb1, 1), offset)
+    return put(flat, there + values, (nb3, nb2, nb1, 1), offset).reshape(into.shape)
 
 
 def _add_id(node: Node, /, *sources: Tensor | None) -> Tensor:
@@ -262,7 +276,7 @@ def _fill(node: Node, /, *sources: Tensor | None) -> Tensor:
 
 
 def _arange(node: Node, /, *sources: Tensor | None) -> Tensor:
-    return torch.arange(*(node.param_f32(i) for i in range(3)))
+    return torch.arange(*(node.param_f32(i) for i in range(3))).reshape(1, 1, 1, -1)
 
 
 def _sum_all(x: Tensor) -> Tensor:

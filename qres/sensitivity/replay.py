@@ -243,7 +243,7 @@ class Replay:
         if traits.block_size > 1:
             raise UnsupportedError(f"a view of {traits.name} weights ({node.name})")
         strides = [b // traits.block_bytes for b in reversed(node.nb)]
-        return flat.as_strided(shape, strides, node.view_offset // traits.block_bytes)
+        return ops.seen(flat, shape, strides, node.view_offset // traits.block_bytes)
 
     def _flat(self, root: int, state: State, constants: State) -> Tensor:
         """All values in a root's memory."""
@@ -270,9 +270,7 @@ class Replay:
             return
         size = TYPES_BY_ID[node.type].block_bytes
         strides = [b // size for b in reversed(node.nb)]
-        state[node.view_root] = flat.as_strided_scatter(
-            value.reshape(shape_of(node)), shape_of(node), strides, node.view_offset // size
-        )
+        state[node.view_root] = ops.put(flat, value.reshape(shape_of(node)), strides, node.view_offset // size)
 
     def _constant(self, node: Node, data: bytes) -> Tensor:
         kind = _INTEGERS.get(node.type) or _FLOATS.get(node.type)
