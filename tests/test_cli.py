@@ -373,7 +373,7 @@ def test_demo_is_a_small_scan(capsys: pytest.CaptureFixture[str], monkeypatch: p
             model=Path("mine/demo/demo-F16.gguf"),
             levels=("Q4_K_M", "Q5_K_M"),
             chunks=4,
-            rank_chunks=3,
+            rank_chunks=2,
             threads=1,
             cache=Path("mine"),
             out=Path("reports/demo-F16"),
