@@ -237,7 +237,7 @@ def _choose(job: Job, state: State, lockstep: Lockstep, i: int) -> tuple[int, ..
         chosen = predicting.choose(state.prediction, job.levels[i].tensor_types, injected, n_units)
         state.drawn[i] = chosen[-predicting.RANDOM_UNITS :]
     tied = lockstep.rmap is not None and _tied(lockstep.rmap)
-    return (*chosen[: n_units - 1], 0) if tied and 0 not in chosen and injected[0] else chosen
+    return (*chosen, 0) if tied and 0 not in chosen and injected[0] else chosen
 
 
 def _tied(rmap: ResidualMap) -> bool:
