@@ -104,9 +104,7 @@ OutOption = Annotated[str | None, typer.Option("--out", help="Folder for the rep
 ThreadsOption = Annotated[int, typer.Option("--threads", min=1, help="CPU threads, at most the CPUs there are.")]
 DrawsOption = Annotated[
     int,
-    typer.Option(
-        "--draws", min=1, max=4, help="Label draws per chunk for the prediction: more are steadier, slower."
-    ),
+    typer.Option("--draws", min=1, max=4, help="Label draws per chunk for the prediction: more are steadier, slower."),
 ]
 DeviceOption = Annotated[
     str, typer.Option("--device", help="Where torch predicts: cpu, or cuda with a torch that has it.")

@@ -70,7 +70,12 @@ class Builder:
     def _append(self, op: str, ordinal: int, ne: tuple[int, ...], type_id: int, **more: object) -> int:
         four = cast(tuple[int, int, int, int], (*ne, *(1,) * (4 - len(ne))))
         size = TYPES_BY_ID[type_id].block_bytes
-        nb = more.pop("nb", None) or (size, size * four[0], size * four[0] * four[1], size * four[0] * four[1] * four[2])
+        nb = more.pop("nb", None) or (
+            size,
+            size * four[0],
+            size * four[0] * four[1],
+            size * four[0] * four[1] * four[2],
+        )
         slots = cast(tuple[int | None, ...], more.pop("slots", ()))
         name = cast(str, more.pop("name", ""))
         self.nodes.append(
@@ -111,16 +116,12 @@ class Builder:
         self.executed.append(index)
         return index
 
-    def view(
-        self, source: int, *ne: int, nb: tuple[int, ...] | None = None, offset: int = 0, op: str = "VIEW"
-    ) -> int:
+    def view(self, source: int, *ne: int, nb: tuple[int, ...] | None = None, offset: int = 0, op: str = "VIEW") -> int:
         """A view of a source's memory; strides and offset in bytes, those of a contiguous tensor unless given."""
         node = self.nodes[source]
         root = source if node.view_root is None else node.view_root
         strides = None if nb is None else (*nb, *(nb[-1],) * (4 - len(nb)))
-        return self.op(
-            op, source, ne=ne, type_id=node.type, nb=strides, root=root, offset=node.view_offset + offset
-        )
+        return self.op(op, source, ne=ne, type_id=node.type, nb=strides, root=root, offset=node.view_offset + offset)
 
     def into(self, op: str, *slots: int, target: int, params: tuple[int, ...] = ()) -> int:
         """A computed node that writes into another tensor's memory, in the target's shape and type."""

@@ -17,8 +17,8 @@ from qres.candidates import Candidate
 from qres.file_stamp import stamp
 from qres.findings import Extreme, NonFinite, SharedTensors
 from qres.gguf_file import Inventory
-from qres.job import Measured, MeasuredLevel
 from qres.gguf_tensor import Tensor
+from qres.job import Measured, MeasuredLevel
 from qres.levels import F16_MAX, PREDICTED
 from qres.records import Result, Settings, Skipped
 from qres.sensitivity_records import Sensitivity

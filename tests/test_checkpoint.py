@@ -27,6 +27,7 @@ from qres.findings import NonFinite
 from qres.lockstep import LevelStats
 from qres.metrics import ChunkMean, OutputStats, Quantiles, TokenScores, score, score_reference
 from qres.records import NoiseFloor
+from qres.sensitivity.prediction import Prediction, TensorSums
 
 TOKENS, WIDTH, POINTS, VOCAB = 16, 8, 4, 40
 READS = (0, 1, 2)
@@ -253,6 +254,7 @@ def test_every_class_that_a_state_holds_is_in_the_list(tmp_path: Path) -> None:
     """A class that is written but not read would make every resumed scan fail."""
     state = new_state()
     add_chunk(state, 0)
+    state.prediction = Prediction(tensors=[TensorSums("a", 0, {"Q4_0": [[1.0]]})])
     checkpoint.save(tmp_path / "state.npz", state, ABOUT)
     with np.load(tmp_path / "state.npz") as arrays:
         tree = arrays["tree"].tobytes().decode()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-import math
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,7 +23,7 @@ from qres.metrics import clustered_se
 from qres.native import rows
 from qres.records import Unit
 from qres.residual import ResidualMap
-from qres.sensitivity.collector import Collector
+from qres.sensitivity.collector import Collector, empty
 from qres.sensitivity.damage import Use, damage, rounding_block, rounding_error
 from qres.sensitivity.linear import Mixing, Site
 from qres.sensitivity.prediction import Prediction, Sums, TensorSums, added
@@ -52,7 +52,8 @@ def rounded_q8_k(x: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     largest = np.take_along_axis(blocks, np.abs(blocks).argmax(axis=1)[:, None], axis=1)
     scale = np.float32(-127) / largest
     steps = np.minimum(127, np.rint(scale * blocks))
-    return (steps * (np.float32(1) / scale)).astype(np.float32).reshape(x.shape)
+    found: npt.NDArray[np.float32] = (steps * (np.float32(1) / scale)).astype(np.float32).reshape(x.shape)
+    return found
 
 
 def rounded(x: Tensor, type_name: str) -> Array:
@@ -141,7 +142,7 @@ class Net:
 
     def score(self, t: int, label: int) -> Tensor:
         """Gradient of the label's log probability for W x_t."""
-        return cast(Tensor, self.jacobian[t, label] - self.p[t] @ self.jacobian[t])
+        return self.jacobian[t, label] - self.p[t] @ self.jacobian[t]
 
     def all_labels(self) -> list[Tensor]:
         """One draw per label, weighted so that their plain mean is the expectation."""
@@ -186,7 +187,7 @@ def test_product_of_drawn_labels_converges() -> None:
     sums = sums_of([use_of(X, gradients)], types=("Q4_0", "Q4_K"))
     for name, (chunk,) in sums.items():
         se = np.std(chunk) / count**0.5
-        assert se < 0.05 * NET.expected(name)
+        assert se < 0.1 * NET.expected(name)
         assert np.mean(chunk) == pytest.approx(NET.expected(name), abs=4 * se), name
 
 
@@ -195,8 +196,8 @@ def test_product_squares_per_position_and_keeps_chunks_apart() -> None:
     (together,) = sums_of([use_of(X, whole)])["Q4_0"]
     parts = sums_of([use_of(X[:2], [whole[0][:2]]), use_of(X[2:], [whole[0][2:]])])["Q4_0"]
     assert parts[0][0] + parts[1][0] == pytest.approx(together[0], rel=1e-5)
-    empty = sums_of([use_of(X[:0], [whole[0][:0]]), use_of(X, whole)])["Q4_0"]
-    assert empty == [[0.0], [pytest.approx(together[0], rel=1e-6)]]
+    unused = sums_of([empty(use_of(X, whole)), use_of(X, whole)])["Q4_0"]
+    assert unused == [[0.0], [pytest.approx(together[0], rel=1e-6)]]
 
 
 def test_product_in_blocks_of_rows_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,12 +208,12 @@ def test_product_in_blocks_of_rows_is_the_same(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_product_of_several_matrices_takes_the_right_one() -> None:
-    known, _ = weights(w=torch.stack([W, 3 * W]))
+    known, _ = weights(w=torch.stack([W, 4 * W]))
     gradients = [normal(T, HEIGHT, seed=6)]
     first, second = (
         damage(known, Site("w", 3, i), [use_of(X, gradients)], ("Q8_0",), None, torch.float32, 1) for i in (0, 1)
     )
-    assert second["Q8_0"][0][0] == pytest.approx(9 * first["Q8_0"][0][0], rel=1e-2)
+    assert second["Q8_0"][0][0] == pytest.approx(16 * first["Q8_0"][0][0], rel=1e-3)
 
 
 def test_importance_is_the_quantizers() -> None:
@@ -352,7 +353,9 @@ def test_differences_of_logits() -> None:
     assert kld(first, second) == pytest.approx((p * np.log(p / q)).sum(axis=1).mean(), rel=1e-4)
     assert nmse(first, second) == pytest.approx(((a - b) ** 2).sum() / ((a - a.mean()) ** 2).sum(), rel=1e-4)
     ruled_out = torch.cat([first, torch.full((40, 1), -torch.inf)], dim=1)
-    assert kld(ruled_out, torch.cat([second, torch.full((40, 1), -torch.inf)], dim=1)) == kld(first, second)
+    assert kld(ruled_out, torch.cat([second, torch.full((40, 1), -torch.inf)], dim=1)) == pytest.approx(
+        kld(first, second)
+    )
     assert nmse(ruled_out, ruled_out) == 0.0
     assert (scored(64).start, scored(64).stop) == (32, 63)
 
@@ -421,11 +424,11 @@ def test_level_adds_up_the_tensors_of_a_unit() -> None:
 
 def test_prediction_survives_the_state_file(tmp_path: Path) -> None:
     path = tmp_path / "state.npz"
-    checkpoint.save(path, State(prediction=PREDICTION, random_units={0: 8}), {})
+    checkpoint.save(path, State(prediction=PREDICTION, drawn={0: (3, 7)}), {})
     found = checkpoint.load(path, {})
     assert found is not None
     assert found.prediction == PREDICTION
-    assert found.random_units == {0: 8}
+    assert found.drawn == {0: (3, 7)}
     refused = Prediction("why", 0.5, None, 1e-5)
     checkpoint.save(path, State(prediction=refused), {})
     found = checkpoint.load(path, {})
@@ -481,7 +484,9 @@ def test_calibration_of_nothing(types: Mapping[str, str], measured: float | None
 
 
 def test_calibration_of_a_prediction_of_zero() -> None:
-    assert predicting.calibration(Prediction(counts=[1], tensors=[tensor("a", 0, Q4_0=0.0)]), {"a": "Q4_0"}, 1.0) is None
+    assert (
+        predicting.calibration(Prediction(counts=[1], tensors=[tensor("a", 0, Q4_0=0.0)]), {"a": "Q4_0"}, 1.0) is None
+    )
 
 
 def mapped() -> ResidualMap:
@@ -492,8 +497,6 @@ def mapped() -> ResidualMap:
 
 
 def unit(name: str, kld_: float | None = None, predicted: float | None = None, method: str = "patched") -> Unit:
-    from dataclasses import fields
-
     plain: dict[str, Any] = {field.name: None for field in fields(Unit)}
     plain.update(unit=name, kld=kld_, predicted_kld=predicted, method=method)
     return Unit(**plain)
@@ -522,26 +525,25 @@ def test_trust_of_a_power_law() -> None:
         unit("unmeasured", None, 0.5),
         unit("unpredicted", 0.5, None),
     ]
-    found = predicting.trust([*units, *others], 2)
+    found = predicting.trust([*units, *others], {"u1", "u4", "skipped"})
     assert found is not None
-    assert (found.units, found.top, found.random) == (5, 3, 2)
+    assert (found.units, found.top, found.random) == (5, 2, 2)  # and the head
     assert found.slope == pytest.approx(2)
     assert found.spearman == pytest.approx(1)
     assert found.worst == ("u2", "u1", "u4")
 
 
 def test_trust_of_too_few() -> None:
-    assert predicting.trust([unit("a", 1.0, None), unit("b", 1.0, 0.5, "other")], 0) is None
-    found = predicting.trust([unit(f"u{i}", 1.0 + i, 2.0 + i) for i in range(3)], 0)
+    assert predicting.trust([unit("a", 1.0, None), unit("b", 1.0, 0.5, "other")], ()) is None
+    found = predicting.trust([unit(f"u{i}", 1.0 + i, 2.0 + i) for i in range(3)], ())
     assert found is not None
     assert (found.units, found.spearman, found.slope, len(found.worst)) == (3, None, None, 3)
-    same = predicting.trust([unit(f"u{i}", 1.0 + i, 2.0) for i in range(5)], 0)
+    same = predicting.trust([unit(f"u{i}", 1.0 + i, 2.0) for i in range(5)], ())
     assert same is not None
     assert same.slope is None
 
 
-def test_sensitivity_is_the_whole_table(tmp_path: Path) -> None:
-    del tmp_path
+def test_sensitivity_is_the_whole_table() -> None:
     job = cast(Any, _Job())
     found = predicting.sensitivity(job, PREDICTION, mapped())
     assert (found.used, found.chunks, found.tokens, found.draws) == (True, 2, 20, 3)
@@ -597,7 +599,6 @@ def test_roles(name: str, of: str, expected: str) -> None:
 
 def test_log_ratio_is_symmetric() -> None:
     """A unit ten times too high is as far off as one ten times too low."""
-    found = predicting.trust([unit("low", 0.1, 1.0), unit("high", 10.1, 1.0), unit("near", 1.1, 1.0)], 0)
+    found = predicting.trust([unit("low", 0.1, 1.0), unit("high", 10.1, 1.0), unit("near", 1.1, 1.0)], ())
     assert found is not None
     assert found.worst == ("high", "low", "near")
-    assert math.isclose(abs(math.log(0.1)), math.log(10))
