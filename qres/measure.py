@@ -96,7 +96,7 @@ def _begin(job: Job, state: State, lockstep: Lockstep, events: _Events) -> None:
         state.health = HealthStats(lockstep.points) if lockstep.rmap else None
         lockstep.survey(chunk, f"chunk 1 of {job.texts.rank_name}")
         state.noise, state.no_noise = _noise_floor(job, lockstep)
-    if state.rank_done or state.report_done:
+    if not is_new:
         events.resume(_decodes_done(job, state, lockstep))
         done = f"{state.rank_done + state.report_done} of {len(job.texts.rank) + len(job.texts.report)} chunks are done"
         events.note(f"Going on with the unfinished scan: {done}")

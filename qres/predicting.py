@@ -213,8 +213,8 @@ def sensitivity(job: Job, prediction: Prediction, rmap: ResidualMap | None) -> S
     return Sensitivity(
         used=prediction.used,
         reason=prediction.reason,
-        replay_kld=prediction.replay_kld,
-        replay_nmse=prediction.replay_nmse,
+        replay_kld=_finite(prediction.replay_kld),
+        replay_nmse=_finite(prediction.replay_nmse),
         replay_kld_limit=prediction.limit,
         chunks=len(prediction.counts),
         tokens=sum(prediction.counts),
@@ -225,6 +225,11 @@ def sensitivity(job: Job, prediction: Prediction, rmap: ResidualMap | None) -> S
         elapsed_s=round(prediction.elapsed_s, 1),
         tensors=tuple(rows),
     )
+
+
+def _finite(value: float | None) -> float | None:
+    """None for what a record cannot hold."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _bytes(weights: int, type_name: str) -> int:

@@ -331,6 +331,17 @@ def test_collector_drops_positions_without_a_gradient_and_unwanted_tensors() -> 
     assert torch.equal(use.gradients[0], g[:3])
 
 
+def test_collector_passes_over_a_tensor_that_no_type_fits() -> None:
+    """A matrix of short rows: predicted types are none, but the matrix is in the table."""
+    known, _ = weights(w=W)
+    collector = Collector({"w": ()}, known, torch.float32, None, torch.zeros(0), None)
+    collector.enters(SITE, X)
+    collector.averages(SITE, Mixing(torch.ones(1, 1, T, T), lambda y: y))
+    collector.averaged(SITE, normal(1, T, 1, HEIGHT))
+    collector.product(SITE, X, normal(T, HEIGHT))
+    assert collector.uses() == {}
+
+
 # -- the scored positions
 
 
@@ -358,6 +369,13 @@ def test_differences_of_logits() -> None:
     )
     assert nmse(ruled_out, ruled_out) == 0.0
     assert (scored(64).start, scored(64).stop) == (32, 63)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, 1.0])
+def test_nmse_of_logits_without_a_spread_is_no_crash(value: float) -> None:
+    """All NaN, all infinite, all equal: nothing can be compared, and a division by zero would end the scan."""
+    flat = torch.full((3, VOCAB), value)
+    assert not nmse(flat, normal(3, VOCAB)) < 1e-3
 
 
 # -- sums to figures

@@ -149,7 +149,10 @@ class _Adjoint:
             klds.append(kld(logits, own))
             errors.append(nmse(logits, own))
             self.found.replay_kld, self.found.replay_nmse = float(np.mean(klds)), float(np.mean(errors))
-            if not self.found.replay_kld <= self.request.limit:
+            if np.isnan(self.found.replay_kld):
+                self.found.reason = "the reference's own output is not finite everywhere"
+                return
+            if self.found.replay_kld > self.request.limit:
                 self.found.reason = (
                     f"its logits are not llama.cpp's: KLD {self.found.replay_kld:.2g}, at most "
                     f"{self.request.limit:.2g} would be arithmetic"

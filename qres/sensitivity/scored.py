@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -41,7 +43,10 @@ def kld(reference: Tensor, other: Tensor) -> float:
 
 
 def nmse(reference: Tensor, other: Tensor) -> float:
-    """Squared error over the variance of the reference, tokens that it rules out left aside; sums in float64."""
+    """Squared error over the variance of the reference; sums in float64.
+
+    Tokens that the reference rules out are left aside; NaN where nothing else is left.
+    """
     n = first = second = error = 0.0
     for a, b in zip(_few(reference), _few(other), strict=True):
         usual = a.abs() < _HUGE
@@ -50,4 +55,5 @@ def nmse(reference: Tensor, other: Tensor) -> float:
         first += float(x.sum())
         second += float(x.square().sum())
         error += float((x - y).square().sum())
-    return error / (second - first * first / n)
+    variance = second - first * first / n if n else 0.0
+    return error / variance if variance > 0 else math.nan

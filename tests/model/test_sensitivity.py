@@ -232,11 +232,7 @@ def _predicted(path: Path) -> tuple[float, float, str] | str:
     except QresError as error:
         return f"refused: {error.message}"
     chunk = tuple((7 * i * i + 3 * i + 3) % min(inventory.n_vocab or 128, 1000) for i in range(24))
-    usual = {t.name: t for t in inventory.tensors if t.n_dims > 1}
-    types = {
-        name: tuple(dict.fromkeys(levels.fitting_type(one, t.row) for one in ("Q8_0", "Q4_K")))
-        for name, t in usual.items()
-    }
+    types = assemble.predicted_types(inventory, [])  # none at all for some small matrices
     with Session(path, SessionOptions(n_ctx=256, n_threads=1)) as opened:
         try:
             rmap = trace(opened.record(chunk), names(inventory), opened.n_embd, opened.n_vocab, len(chunk))
