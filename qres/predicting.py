@@ -75,8 +75,8 @@ def predict(job: Job, lockstep: Lockstep, noise_kld: float | None, events: Event
     inventory = gguf_file.read(Path(job.reference.path))
     try:
         found = adjoint.predict(lockstep.reference, inventory, job.texts.rank, lockstep.rmap, request, events, inputs)
-    except (RuntimeError, ValueError, IndexError, NotImplementedError, MemoryError) as error:
-        # torch's own refusals: of memory, of shapes that some architecture brings
+    except (ArithmeticError, LookupError, MemoryError, RuntimeError, TypeError, ValueError) as error:
+        # Of memory, or of what some architecture brings that no fixture has: the scan can do without a prediction.
         found = Prediction(f"the replay failed: {' '.join(str(error).split())[:200]}", limit=request.limit)
     if not found.used:
         events.note(f"No predictions, units are ranked by patching: {found.reason}")

@@ -76,7 +76,7 @@ class Collector:
 
     def product(self, site: Site, x: Tensor, g: Tensor) -> None:
         """Part of `linear.Tap`."""
-        if site.tensor not in self._types or site.node == self._head:
+        if not self._types.get(site.tensor) or site.node == self._head:
             return
         if site.picks_rows and site not in self._uses:
             self._uses[site] = Use(x.detach())
