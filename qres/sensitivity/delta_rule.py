@@ -86,10 +86,11 @@ def recurrence(steps: Steps, queries: Tensor, state: Tensor, bonus: Tensor | Non
         reading, read = reading + scores[1] @ from_state, read + scores[1] @ own
         carry, moved = into @ from_state, moved + into @ own
     states = []
-    for i in range(w.shape[2]):
+    carries = [None] * w.shape[2] if carry is None else carry.unbind(2)  # a slice's gradient is as large as the whole
+    for kept, new, carried in zip(whole.unbind(2), moved.unbind(2), carries, strict=True):
         states.append(state)
-        grown = state * whole[:, :, i] + moved[:, :, i]
-        state = grown if carry is None else grown + carry[:, :, i] @ state
+        grown = torch.addcmul(new, state, kept)
+        state = grown if carried is None else grown + carried @ state
     read = read + reading @ torch.stack(states, dim=2)
     return read.flatten(2, 3)[:, :, :n_tokens], state
 
