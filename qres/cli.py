@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -65,27 +65,22 @@ def _given(what: str) -> Callable[[str], Path]:
     return parse
 
 
+def _path(name: str, help_text: str) -> Any:  # noqa: ANN401 - as typer.Option
+    """An option that takes a path."""
+    return typer.Option(name, parser=_given(name), metavar="PATH", help=help_text)
+
+
 LevelsOption = Annotated[
     list[str] | None,
     typer.Option("--levels", help="Levels to make and measure, separated by commas. Default: Q4_K_M,Q5_K_M."),
 ]
 TextOption = Annotated[
     Path | None,
-    typer.Option(
-        "--text",
-        parser=_given("--text"),
-        metavar="PATH",
-        help="UTF-8 text to measure on; - reads standard input. Default: built-in.",
-    ),
+    _path("--text", "UTF-8 text to measure on; - reads standard input. Default: built-in."),
 ]
 TokensOption = Annotated[
     Path | None,
-    typer.Option(
-        "--tokens",
-        parser=_given("--tokens"),
-        metavar="PATH",
-        help="Token ids to measure on instead of text, separated by white space; - as for --text.",
-    ),
+    _path("--tokens", "Token ids to measure on instead of text, separated by white space; - as for --text."),
 ]
 CtxOption = Annotated[int, typer.Option("--n-ctx", help="Tokens per chunk.")]
 ChunksOption = Annotated[
@@ -114,31 +109,16 @@ DtypeOption = Annotated[
 ]
 ImatrixOption = Annotated[
     Path | None,
-    typer.Option(
-        "--imatrix",
-        parser=_given("--imatrix"),
-        metavar="PATH",
-        help="Importance matrix of the model, from llama-imatrix (GGUF or .dat): levels are made with it.",
-    ),
+    _path("--imatrix", "Importance matrix of the model, from llama-imatrix (GGUF or .dat): levels are made with it."),
 ]
 MakeImatrixOption = Annotated[
     Path | None,
-    typer.Option(
-        "--make-imatrix",
-        parser=_given("--make-imatrix"),
-        metavar="PATH",
-        help="Also write an importance matrix of the model to this .gguf.",
-    ),
+    _path("--make-imatrix", "Also write an importance matrix of the model to this .gguf."),
 ]
 GpuOption = Annotated[int, typer.Option("--n-gpu-layers", min=0, help="Layers to put on the GPU.")]
 CacheOption = Annotated[
     Path | None,
-    typer.Option(
-        "--cache",
-        parser=_given("--cache"),
-        metavar="PATH",
-        help="Folder for the levels made and the demo model. Default: QRES_CACHE, or the user cache.",
-    ),
+    _path("--cache", "Folder for the levels made and the demo model. Default: QRES_CACHE, or the user cache."),
 ]
 
 

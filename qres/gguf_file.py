@@ -157,8 +157,7 @@ def bytes_at(tensor: Tensor, type_name: str) -> int:
     Raises:
         UsageError: no such type.
     """
-    traits = levels.TYPE_TRAITS[levels.fitting_type(type_name, tensor.row)]
-    return tensor.n_weights // traits.block_size * traits.block_bytes
+    return levels.TYPE_TRAITS[levels.fitting_type(type_name, tensor.row)].bytes_of(tensor.n_weights)
 
 
 def require_language_model(inventory: Inventory, role: str) -> None:

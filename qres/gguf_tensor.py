@@ -62,7 +62,7 @@ class Row:
         """Weights and bytes can be counted; zeros left out: [0, 2**62, 2**62] overflows llama.cpp's product, too."""
         traits = levels.TYPES_BY_ID.get(self.type_id)
         size = math.prod(length or 1 for length in self.shape)
-        return size <= _MAX_SIZE and (traits is None or size // traits.block_size * traits.block_bytes <= _MAX_SIZE)
+        return size <= _MAX_SIZE and (traits is None or traits.bytes_of(size) <= _MAX_SIZE)
 
     def tensor(self, data: int, shard: int) -> Tensor:
         """The tensor in the file of index `shard`, whose data starts at byte `data`."""
@@ -70,7 +70,7 @@ class Row:
         n_weights = math.prod(self.shape) if self.is_possible else 0
         n_bytes = None
         if traits and self.is_possible and (self.shape[0] if self.shape else 1) % traits.block_size == 0:
-            n_bytes = n_weights // traits.block_size * traits.block_bytes
+            n_bytes = traits.bytes_of(n_weights)
         name = levels.type_name(self.type_id)
         return Tensor(self.name, self.shape, name, self.type_id, n_weights, n_bytes, data + self.offset, shard)
 

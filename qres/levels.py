@@ -27,6 +27,10 @@ class TypeTraits:
     removed: bool = False
     """Once in GGUF files, refused by today's llama.cpp."""
 
+    def bytes_of(self, weights: int) -> int:
+        """What so many weights take; they are whole blocks."""
+        return weights // self.block_size * self.block_bytes
+
 
 @dataclass(frozen=True)
 class Level:

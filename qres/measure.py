@@ -25,7 +25,6 @@ from qres.native.session import Session, SessionOptions, system_info
 from qres.records import Keep, NoiseFloor
 from qres.residual import ResidualMap
 from qres.sensitivity import patching
-from qres.sensitivity.prediction import Prediction
 
 
 def measure(emit: Callable[[object], None], job: Job) -> Measured:
@@ -338,6 +337,7 @@ def _measured(
     rmap, health, alive = lockstep.rmap, state.health, lockstep.alive
     reference, noise = lockstep.reference, state.noise
     assert noise is not None
+    assert state.prediction is not None
     return Measured(
         norm_placement=rmap.norm_placement if rmap else "unknown",
         unmapped=lockstep.unmapped,
@@ -360,7 +360,7 @@ def _measured(
         non_finite=tuple(state.non_finite.values()),
         failed={job.levels[i].name: reason for i, reason in state.failed.items()},
         levels=tuple(_level(job, state, rmap, i, keeps[i], kept[i]) for i in alive),
-        sensitivity=predicting.sensitivity(job, state.prediction or Prediction("it was not tried"), rmap),
+        sensitivity=predicting.sensitivity(job, state.prediction, rmap),
         comparisons=summary.comparisons([job.levels[i].name for i in alive], [state.report[i] for i in alive]),
     )
 
@@ -372,11 +372,12 @@ def _level(
     rank, report, health, name = state.rank[i], state.report[i], state.health, job.levels[i].name
     output = report.output.compute()
     prediction, types = state.prediction, job.levels[i].tensor_types
-    factor = predicting.calibration(prediction, types, rank.output.kld.mean) if prediction else None
+    assert prediction is not None
+    factor = predicting.calibration(prediction, types, rank.output.kld.mean)
     if rmap is None or report.drift is None or health is None:
         return MeasuredLevel(name, output, (), (), (), None, None, None, factor)
     units = summary.units(rmap, rank, job.levels[i].tensor_bytes, job.bytes_16bit)
-    if prediction and factor:
+    if factor:
         units = predicting.with_predictions(units, rmap, prediction, types, factor.factor)
     return MeasuredLevel(
         name=name,

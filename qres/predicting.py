@@ -197,7 +197,7 @@ def sensitivity(job: Job, prediction: Prediction, rmap: ResidualMap | None) -> S
     for row in prediction.tensors:
         unit = "" if rmap is None or row.unit is None else unit_name(rmap, row.unit)
         damages = [
-            TypeDamage(name, _bytes(weights[row.tensor], name), *prediction.kld(found))
+            TypeDamage(name, TYPE_TRAITS[name].bytes_of(weights[row.tensor]), *prediction.kld(found))
             for name, found in row.sums.items()
         ]
         rows.append(
@@ -230,8 +230,3 @@ def sensitivity(job: Job, prediction: Prediction, rmap: ResidualMap | None) -> S
 def _finite(value: float | None) -> float | None:
     """None for what a record cannot hold."""
     return value if value is not None and math.isfinite(value) else None
-
-
-def _bytes(weights: int, type_name: str) -> int:
-    traits = TYPE_TRAITS[type_name]
-    return weights // traits.block_size * traits.block_bytes

@@ -304,7 +304,9 @@ def _about(
         "--n-ctx": str(options.n_ctx),
         "--units": "all" if options.all_units else "ranked",
         "--imatrix": imatrix.digest[:16] if imatrix else "none",
-        "--make-imatrix": "given" if options.make_imatrix else "not given",  # its sums are part of the state
+        "--make-imatrix": str(
+            options.make_imatrix or "not given"
+        ),  # written with the prediction, which is in the state
         "--draws": str(options.draws),
         "--device": f"{options.device}, {options.dtype}",
         "--threads": str(options.threads),

@@ -113,7 +113,7 @@ class _Range:
 
     @property
     def n_bytes(self) -> int:
-        return _bytes_of(self.tensor.type, self.stop - self.start)
+        return levels.TYPE_TRAITS[self.tensor.type].bytes_of(self.stop - self.start)
 
 
 def scan(
@@ -186,22 +186,17 @@ def _decode(raw: npt.NDArray[np.uint8], type_id: int) -> npt.NDArray[np.float32]
     return weights
 
 
-def _bytes_of(type_name: str, n_weights: int) -> int:
-    traits = levels.TYPE_TRAITS[type_name]
-    return n_weights // traits.block_size * traits.block_bytes
-
-
 def _look_at(part: _Range) -> TensorValues:
     """One range, a piece at a time."""
-    name, kind = part.tensor.type, _FLOATS.get(part.tensor.type)
+    traits, kind = levels.TYPE_TRAITS[part.tensor.type], _FLOATS.get(part.tensor.type)
     step = _PIECE_BYTES // kind.bits.itemsize if kind else _PIECE_WEIGHTS
     found = TensorValues(part.tensor.name)
     try:
         with part.path.open("rb", buffering=0) as file:
-            file.seek(part.tensor.offset + _bytes_of(name, part.start))
-            buffer = np.empty(min(part.n_bytes, _bytes_of(name, step)), np.uint8)
+            file.seek(part.tensor.offset + traits.bytes_of(part.start))
+            buffer = np.empty(min(part.n_bytes, traits.bytes_of(step)), np.uint8)
             for start in range(part.start, part.stop, step):
-                raw = buffer[: _bytes_of(name, min(step, part.stop - start))]
+                raw = buffer[: traits.bytes_of(min(step, part.stop - start))]
                 _fill(raw, file, part.path)
                 if kind:
                     piece = _measured(part.tensor.name, raw.view(kind.bits), kind, start)

@@ -8,10 +8,15 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
+
+from qres.errors import NativeError
+from qres.native import worker
 
 SHARED = Path(os.environ.get("QRES_SHARED", Path(__file__).resolve().parents[2] / "shared"))
 
@@ -36,6 +41,29 @@ def _maker() -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def in_worker(work: Callable[..., None], folder: Path) -> dict[str, Any]:
+    """What a function finds of every architecture, in child processes that may crash.
+
+    Args:
+        work: Called with an `emit` of (name, what was found), the names left, and the folder; emits something of a name
+            before it begins with it.
+        folder: Where it makes its files.
+
+    Returns:
+        By name, what was emitted last; the error where the process died.
+    """
+    need("archs/make_archs.py")
+    found: dict[str, Any] = {}
+    left = names()
+    while left:  # a crash ends the worker: go on behind the model that crashed
+        try:
+            worker.run(work, lambda event: found.update([event]), left, folder)
+        except NativeError as error:
+            found[list(found)[-1]] = error
+        left = [name for name in left if name not in found]
+    return found
 
 
 def make(name: str, folder: Path) -> Path:

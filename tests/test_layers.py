@@ -174,12 +174,12 @@ ALLOWED: dict[str, set[str]] = {
     "sensitivity.state_space": {"native.graph", "sensitivity.ops"},
     "sensitivity.ops": {"errors", "native.graph"},
     "sensitivity.linear": {"errors", "sensitivity.weights"},
-    "sensitivity.weights": {"errors", "gguf_file", "gguf_tensor", "levels", "native.rows"},
+    "sensitivity.weights": {"errors", "gguf_file", "levels", "native.rows"},
     "sensitivity.values": {"native.graph", "sensitivity.schedule"},
     "sensitivity.schedule": {"native.graph"},
     "sensitivity.scored": set(),
     "sensitivity.prediction": {"metrics"},
-    "sensitivity.roles": set(),
+    "sensitivity.roles": {"branch"},
     "predicting": {
         "branch",
         "gguf_file",
@@ -224,7 +224,6 @@ ALLOWED: dict[str, set[str]] = {
         "records",
         "residual",
         "sensitivity.patching",
-        "sensitivity.prediction",
         "summary",
     },
     # the answer

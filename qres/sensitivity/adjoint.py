@@ -120,7 +120,6 @@ class _Adjoint:
         self.dtype: torch.dtype = getattr(torch, dtype)
         self.found = Prediction(limit=request.limit, dtype=dtype)
         self.replay: Replay | None = None
-        self.graph: Graph | None = None
         self.runs: list[Run] = []
         self.labels: list[list[Tensor]] = []
         self.lse: list[Tensor] = []
@@ -135,7 +134,6 @@ class _Adjoint:
 
     def replay_all(self, chunks: Sequence[Chunk]) -> None:
         """Replay every chunk and compare it with llama.cpp; `found.reason` is set where they differ."""
-        self._total = 3 * len(chunks) + 1
         klds: list[float] = []
         errors: list[float] = []
         for number, chunk in enumerate(chunks):
@@ -166,10 +164,9 @@ class _Adjoint:
 
     def _replay_of(self, graph: Graph, tokens: int) -> Replay:
         """The replay, made of the first chunk's graph; the others must have the same."""
-        if self.replay is None or self.graph is None:
-            self.graph = graph
+        if self.replay is None:
             self.replay = Replay(graph, self.weights, self.reference.n_vocab, tokens, self.reference.n_layer)
-        elif graph.nodes != self.graph.nodes:
+        elif graph.nodes != self.replay.graph.nodes:
             raise UnsupportedError("the graph of one chunk is not that of another")
         return self.replay
 
@@ -247,11 +244,11 @@ class _Adjoint:
 
     def _unit(self, site: Site) -> int | None:
         """The unit that a use belongs to: where several have the tensor, the first that comes after the use."""
-        if self.rmap is None or self.graph is None:
+        if self.rmap is None or self.replay is None:
             return None
         if site.picks_rows and site.tensor in self.rmap.embedding_weights:
             return 0
-        ordinal = self.graph.nodes[site.node].ordinal
+        ordinal = self.replay.graph.nodes[site.node].ordinal
         having = [branch for branch in self.rmap.branches if site.tensor in branch.weights]
         after = [branch.index for branch in having if branch.node >= ordinal]
         if after:

@@ -97,12 +97,8 @@ class Collector:
             self._uses[site].averaged.append(g)
 
     def uses(self) -> dict[Site, Use]:
-        """By site; without rows that no gradient came back to, as behind the last scored position."""
-        reached = {site: use for site, use in self._uses.items() if use.gradients or use.lse is not None}
-        return {
-            site: use if use.lse is not None or use.mixing is not None else _trimmed(use)
-            for site, use in reached.items()
-        }
+        """By site; without those that no gradient came back to."""
+        return {site: _trimmed(use) for site, use in self._uses.items() if use.gradients or use.lse is not None}
 
 
 def _through(mixing: Mixing, averaged: Tensor, like: Tensor) -> Tensor:
@@ -120,6 +116,9 @@ def _rounding(x: Tensor, types: Sequence[str]) -> dict[int, Tensor]:
 
 
 def _trimmed(use: Use) -> Use:
+    """Without rows that no gradient came back to, as behind the last scored position, where rows are on their own."""
+    if use.lse is not None or use.mixing is not None:
+        return use
     reached = torch.stack([not_zero(g) for g in use.gradients]).any(dim=0)
     return use if bool(reached.all()) else _rows(use, torch.nonzero(reached).flatten())
 

@@ -143,11 +143,13 @@ def _of_product(work: _Quantized, uses: Sequence[Use], dtype: torch.dtype) -> Su
     effects = {
         name: [[torch.zeros(len(u.x), device=u.x.device) for _ in u.gradients] for u in uses] for name in work.types
     }
+    inputs = [_Rounded(use, dtype) for use in uses]
     for start, stop, exact in work.blocks(whole=any(use.mixing is not None for use in uses)):
-        own = [_own_rounding(use, exact, dtype) for use in uses]
+        own = _own_rounding(inputs, exact.to(dtype))
         for name, error in work.errors(exact):
-            for use, rounded, effect in zip(uses, own, effects[name], strict=True):
-                y = _output_error(use, error, name, rounded, dtype)
+            low = error.to(dtype)
+            for use, x, rounded, effect in zip(uses, inputs, own, effects[name], strict=True):
+                y = _output_error(x, low, name, rounded)
                 for g, sums in zip(use.gradients, effect, strict=True):
                     sums.add_((g[:, start:stop] * y).sum(dim=1))
                 if use.mixing is not None:
@@ -160,18 +162,26 @@ def _of_product(work: _Quantized, uses: Sequence[Use], dtype: torch.dtype) -> Su
     }
 
 
-def _own_rounding(use: Use, exact: Tensor, dtype: torch.dtype) -> dict[int, Tensor]:
-    """What rounding the input does to the output of the exact matrix [n, rows], by block."""
-    return {block: (error.to(dtype) @ exact.to(dtype).T).to(torch.float32) for block, error in use.rounding.items()}
+class _Rounded:
+    """One chunk's input as it is, and rounded to 8 bits in blocks, in the type of the products."""
+
+    def __init__(self, use: Use, dtype: torch.dtype) -> None:
+        self.exact = use.x.to(dtype)
+        self.error = {block: error.to(dtype) for block, error in use.rounding.items()}
+        self.rounded = {block: self.exact + error for block, error in self.error.items()}
 
 
-def _output_error(use: Use, error: Tensor, name: str, own: Mapping[int, Tensor], dtype: torch.dtype) -> Tensor:
+def _own_rounding(inputs: Sequence[_Rounded], exact: Tensor) -> list[dict[int, Tensor]]:
+    """What rounding each input does to the output of the exact matrix [n, rows], by block."""
+    return [{block: (error @ exact.T).to(torch.float32) for block, error in one.error.items()} for one in inputs]
+
+
+def _output_error(x: _Rounded, error: Tensor, name: str, own: Mapping[int, Tensor]) -> Tensor:
     """Error of the output [n, rows] with weights that are off by `error`, and the input rounded for their type."""
     block = rounding_block(name)
-    x, low = use.x.to(dtype), error.to(dtype).T
     if block is None or block not in own:
-        return (x @ low).to(torch.float32)
-    return ((x + use.rounding[block].to(dtype)) @ low).to(torch.float32) + own[block]
+        return (x.exact @ error.T).to(torch.float32)
+    return (x.rounded[block] @ error.T).to(torch.float32) + own[block]
 
 
 def mixed(mixing: Mixing, y: Tensor, dtype: torch.dtype) -> Tensor:
@@ -201,12 +211,14 @@ def _of_head(work: _Quantized, uses: Sequence[Use], dtype: torch.dtype) -> Sums:
         name: [torch.zeros(2, len(use.x), dtype=torch.float64, device=use.x.device) for use in uses]
         for name in work.types
     }
+    inputs = [_Rounded(use, dtype) for use in uses]
     for _, _, exact in work.blocks():
         p = [torch.exp(use.x @ exact.T - use.lse[:, None]) for use in uses if use.lse is not None]
-        own = [_own_rounding(use, exact, dtype) for use in uses]
+        own = _own_rounding(inputs, exact.to(dtype))
         for name, error in work.errors(exact):
-            for i, use in enumerate(uses):
-                d = _output_error(use, error, name, own[i], dtype)
+            low = error.to(dtype)
+            for i, x in enumerate(inputs):
+                d = _output_error(x, low, name, own[i])
                 pd = p[i] * d
                 moments[name][i][0] += pd.sum(dim=1)
                 moments[name][i][1] += (pd * d).sum(dim=1)

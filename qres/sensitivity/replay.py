@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -112,7 +113,13 @@ class Replay:
         Raises:
             UnsupportedError: an operation in a form that the replay does not know.
         """
-        run = Run({index: self._constant(self.graph.nodes[index], data) for index, data in inputs.items() if any(data)})
+        run = Run(
+            {
+                index: self._constant(self.graph.nodes[index], data)
+                for index, data in inputs.items()
+                if np.frombuffer(data, np.uint8).any()
+            }
+        )
         state: State = {}
         for piece in self.pieces:
             run.starts.append({root: state[root] for root in piece.alive})
@@ -138,7 +145,7 @@ class Replay:
         self._context.tap = tap
         try:
             with torch.enable_grad():
-                self._compute(self.pieces[piece], state, run.constants, keep=frozenset(behind))
+                self._compute(self.pieces[piece], state, run.constants)
             draws = seeds({root: state[root].detach() for root in behind})
             return [self._gradients(start, state, one, last=one is draws[-1]) for one in draws]
         finally:
@@ -160,13 +167,13 @@ class Replay:
 
     # -- nodes
 
-    def _compute(self, piece: Piece, state: State, constants: State, keep: frozenset[int] = frozenset()) -> None:
+    def _compute(self, piece: Piece, state: State, constants: State) -> None:
         for index in piece.nodes:
             node = self.graph.nodes[index]
             self._store(node, self._value(node, state, constants), state, constants)
             for source in node.sources:
                 root = root_of(self.graph.nodes[source])
-                if self._last_read[root] == index and root not in keep:
+                if self._last_read[root] == index:
                     state.pop(root, None)
 
     def _value(self, node: Node, state: State, constants: State) -> Tensor:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-_BLOCK = re.compile(r"^(?:\w+\.)?blk\.\d+\.(?P<rest>.+)$")
+from qres.branch import BLOCK
+
 _PARTS: tuple[tuple[str, str], ...] = (
     (r"attn_(q|k|v|qkv|output|gate)\.", "attention {0}"),
     (r"attn_(q_a|q_b|kv_a_mqa|kv_b|k_b|v_b|kv_a)\.", "attention {0}"),
@@ -30,9 +31,6 @@ def role(tensor: str, unit: str) -> str:
     """
     if unit in ("embedding", "head"):
         return unit
-    block = _BLOCK.match(tensor)
-    for pattern, text in _RULES if block else ():
-        found = pattern.match(block["rest"]) if block else None
-        if found:
-            return text.format(*found.groups())
-    return "other"
+    block = BLOCK.match(tensor)
+    matches = ((pattern.match(block[2]), text) for pattern, text in _RULES) if block else ()
+    return next((text.format(*found.groups()) for found, text in matches if found), "other")

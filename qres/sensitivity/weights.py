@@ -13,7 +13,6 @@ from torch import Tensor
 
 from qres.errors import InputError
 from qres.gguf_file import Inventory
-from qres.gguf_tensor import Tensor as Entry
 from qres.levels import TYPE_TRAITS
 from qres.native import rows
 
@@ -59,39 +58,34 @@ class Weights:
         """Its ggml type."""
         return self._entries[name].type
 
-    def size(self, name: str) -> int:
-        """Weights in all."""
-        return self._entries[name].n_weights
-
     def rows(self, name: str, start: int, stop: int, matrix: int = 0) -> Tensor:
         """Rows start to stop of one matrix as float32 [stop - start, weights per row], on the device."""
-        raw = self._raw(name, start, stop, matrix)
-        kind = _TORCH.get(self._entries[name].type)
-        if kind is None:
-            _, _, row = self.shape(name)
-            values = rows.dequantize(raw, self._entries[name].type, row, self._threads)
-            return torch.from_numpy(values).to(self.device)
-        return _as_torch(raw, kind).to(self.device).to(torch.float32)
+        return self._floats(name, self._raw(name, start, stop, matrix))
 
     def picked(self, name: str, ids: Tensor) -> Tensor:
         """The rows of the first matrix with these numbers [n], as float32 [n, weights per row], on the device."""
-        _, height, row = self.shape(name)
-        raw = self._raw(name, 0, height, 0)[ids.cpu().numpy()]
-        kind = _TORCH.get(self._entries[name].type)
-        if kind is None:
-            return torch.from_numpy(rows.dequantize(raw, self._entries[name].type, row, self._threads)).to(self.device)
-        return _as_torch(raw, kind).to(self.device).to(torch.float32)
+        _, height, _ = self.shape(name)
+        return self._floats(name, self._raw(name, 0, height, 0)[ids.cpu().numpy()])
 
     def whole(self, name: str) -> Tensor:
         """All weights in file order, float32 [n_weights], on the device: for vectors and other small tensors."""
         matrices, height, _ = self.shape(name)
         return torch.cat([self.rows(name, 0, height, i) for i in range(matrices)]).reshape(-1)
 
+    def _floats(self, name: str, raw: npt.NDArray[np.uint8]) -> Tensor:
+        """Bytes of rows [rows, bytes per row] as float32 [rows, weights per row], on the device."""
+        _, _, row = self.shape(name)
+        kind = _TORCH.get(self.type(name))
+        if kind is None:
+            return torch.from_numpy(rows.dequantize(raw, self.type(name), row, self._threads)).to(self.device)
+        flat = torch.from_numpy(np.ascontiguousarray(raw).reshape(-1))
+        return flat.view(kind).reshape(len(raw), row).to(self.device).to(torch.float32)
+
     def _raw(self, name: str, start: int, stop: int, matrix: int) -> npt.NDArray[np.uint8]:
         """Bytes of rows [stop - start, bytes per row], a view of the file."""
         entry = self._entries[name]
         _, height, row = self.shape(name)
-        per_row = _row_bytes(entry, row)
+        per_row = TYPE_TRAITS[entry.type].bytes_of(row)
         first = entry.offset + (matrix * height + start) * per_row
         flat = self._maps[entry.shard][first : first + (stop - start) * per_row]
         return flat.reshape(stop - start, per_row)
@@ -101,17 +95,6 @@ def blocks(height: int, row: int) -> list[tuple[int, int]]:
     """Ranges of rows with at most BLOCK_WEIGHTS weights each."""
     step = max(1, BLOCK_WEIGHTS // max(row, 1))
     return [(start, min(start + step, height)) for start in range(0, height, step)]
-
-
-def _row_bytes(entry: Entry, row: int) -> int:
-    traits = TYPE_TRAITS[entry.type]
-    return row // traits.block_size * traits.block_bytes
-
-
-def _as_torch(raw: npt.NDArray[np.uint8], kind: torch.dtype) -> Tensor:
-    """Bytes as floats of their own type."""
-    flat = torch.from_numpy(np.ascontiguousarray(raw).reshape(-1))
-    return flat.view(kind).reshape(len(raw), raw.shape[1] // kind.itemsize)
 
 
 def _mapped(path: Path) -> npt.NDArray[np.uint8]:

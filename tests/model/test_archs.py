@@ -10,7 +10,6 @@ import pytest
 from qres import gguf_file
 from qres.errors import NativeError, QresError
 from qres.job import Job, Measured
-from qres.native import worker
 from tests import archs, jobs
 
 pytestmark = pytest.mark.model
@@ -52,17 +51,7 @@ def measure_all(emit: Callable[[object], None], names: list[str], folder: Path) 
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Measured | QresError | str]:
-    archs.need("archs/make_archs.py")
-    found: dict[str, Measured | QresError | str] = {}
-    folder = tmp_path_factory.mktemp("archs")
-    left = archs.names()
-    while left:  # a crash ends the worker: go on behind the model that crashed
-        try:
-            worker.run(measure_all, lambda event: found.update([event]), left, folder)
-        except NativeError as error:
-            found[list(found)[-1]] = error
-        left = [name for name in left if name not in found]
-    return found
+    return archs.in_worker(measure_all, tmp_path_factory.mktemp("archs"))
 
 
 def _row(name: str, outcome: Measured | QresError | str) -> str:

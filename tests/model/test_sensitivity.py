@@ -22,7 +22,7 @@ from qres.corpus import Texts
 from qres.errors import NativeError, QresError
 from qres.job import Job, Stage
 from qres.measure import measure
-from qres.native import ggml, rows, worker
+from qres.native import ggml, rows
 from qres.native.session import Session, SessionOptions
 from qres.residual import ResidualMap, trace
 from qres.sensitivity import adjoint
@@ -252,17 +252,8 @@ def _predicted(path: Path) -> tuple[float, float, str] | str:
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[float, float, str] | str]:
-    archs.need("archs/make_archs.py")
-    found: dict[str, tuple[float, float, str] | str] = {}
-    folder = tmp_path_factory.mktemp("replays")
-    left = archs.names()
-    while left:  # a crash ends the worker: go on behind the model that crashed
-        try:
-            worker.run(predict_all, lambda event: found.update([event]), left, folder)
-        except NativeError as error:
-            found[list(found)[-1]] = error.message
-        left = [name for name in left if name not in found]
-    return found
+    found = archs.in_worker(predict_all, tmp_path_factory.mktemp("replays"))
+    return {name: out.message if isinstance(out, NativeError) else out for name, out in found.items()}
 
 
 def test_archs_are_replayed(
