@@ -104,7 +104,7 @@ def finished(folder: Path) -> list[str]:
 def result(folder: Path) -> dict[str, Any]:
     """A result without what differs from run to run."""
     loaded: dict[str, Any] = json.loads((folder / "out" / "result.json").read_text())
-    del loaded["settings"]["elapsed_s"]
+    del loaded["settings"]["elapsed_s"], loaded["sensitivity"]["elapsed_s"]
     return loaded
 
 
@@ -291,8 +291,8 @@ def test_interrupt_while_the_state_is_saved(shelf: Shelf, tmp_path: Path) -> Non
 # -- going on
 
 
-RESUMED = ("--rank-chunks", 4, "--chunks", 12)
-EVERY_CHUNK = 16
+RESUMED = ("--rank-chunks", 4, "--chunks", 28)
+EVERY_CHUNK = 32
 
 
 @pytest.fixture(scope="module")
@@ -317,7 +317,8 @@ def test_resumed_scan_is_the_same(shelf: Shelf, whole: Path, tmp_path: Path) -> 
     reached = 0
     for least, number in ((1, signal.SIGINT), (3, signal.SIGKILL), (7, signal.SIGTERM)):
         with again(shelf, tmp_path, *RESUMED, *resume) as scan:
-            scan.freeze(functools.partial(reached_chunks, tmp_path, least), f"{least} chunks are done")
+            more = max(least, reached + 1)  # a busy machine may have stopped the one before later than it was to
+            scan.freeze(functools.partial(reached_chunks, tmp_path, more), f"{more} chunks are done")
             assert reached < done(tmp_path) < EVERY_CHUNK
             scan.interrupt(number)
             if number is not signal.SIGKILL:
