@@ -8,15 +8,17 @@ from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 
-from qres import __version__, advice, deploy, gguf_file, levels
+from qres import __version__, advice, corpus, deploy, gguf_file, levels
 from qres.branch import block_number
 from qres.candidates import Candidate
+from qres.corpus import Texts
 from qres.file_stamp import Stamp
 from qres.findings import Extreme, NonFinite, SharedTensors
 from qres.gguf_file import Inventory
 from qres.gguf_tensor import Tensor
 from qres.job import REFERENCE, Measured, MeasuredLevel, ModelFile
 from qres.levels import F16_MAX
+from qres.recipe_records import FileTensor, Rung
 from qres.records import SCHEMA_VERSION, Level, Reference, Result, Settings, Skipped
 from qres.tensor_values import TensorValues
 
@@ -36,13 +38,17 @@ class Inputs:
     """Context length -> bytes of the cache, and of the compute buffers."""
     remarks: tuple[str, ...]
     skipped: tuple[Skipped, ...]
+    ladder: tuple[Rung, ...]
 
 
 def result(inputs: Inputs, measured: Measured, run: Settings) -> Result:
     """Everything that a scan found."""
     inventories = {level.name: level.inventory for level in inputs.levels}
     broken = {found.model for found in measured.non_finite}
-    records = tuple(level(inventories[found.name], found, sound=found.name not in broken) for found in measured.levels)
+    names = [tensor.name for tensor in inputs.reference.tensors]
+    records = tuple(
+        level(inventories[found.name], found, names, sound=found.name not in broken) for found in measured.levels
+    )
     about = reference(inputs.reference, measured)
     absurd = advice.absurd_reference(about, records)
     if absurd:
@@ -73,6 +79,9 @@ def result(inputs: Inputs, measured: Measured, run: Settings) -> Result:
         extremes=extremes,
         shared=inputs.shared,
         sensitivity=measured.sensitivity,
+        fingerprint=gguf_file.fingerprint(inputs.reference),
+        tensors=tensors(inputs.reference, inputs.values),
+        ladder=inputs.ladder,
     )
 
 
@@ -160,6 +169,12 @@ def types_16bit(inventory: Inventory, values: Sequence[TensorValues]) -> dict[st
     }
 
 
+def tensors(inventory: Inventory, values: Sequence[TensorValues]) -> tuple[FileTensor, ...]:
+    """The reference's tensors as records."""
+    types = types_16bit(inventory, values)
+    return tuple(FileTensor(t.name, t.shape, t.type, types.get(t.name, "")) for t in inventory.tensors)
+
+
 def reference(inventory: Inventory, measured: Measured) -> Reference:
     """The reference's record."""
     return Reference(
@@ -178,8 +193,9 @@ def reference(inventory: Inventory, measured: Measured) -> Reference:
     )
 
 
-def level(inventory: Inventory, measured: MeasuredLevel, *, sound: bool = True) -> Level:
-    """A level's record."""
+def level(inventory: Inventory, measured: MeasuredLevel, names: Sequence[str], *, sound: bool = True) -> Level:
+    """A level's record; `names` are the reference's tensors."""
+    types = {tensor.name: tensor.type for tensor in inventory.tensors}
     known = levels.LEVELS_BY_NAME.get(inventory.file_type)
     return Level(
         name=measured.name,
@@ -199,6 +215,7 @@ def level(inventory: Inventory, measured: MeasuredLevel, *, sound: bool = True) 
         additivity=measured.additivity,
         calibration=measured.calibration,
         trust=measured.trust,
+        tensor_types=tuple(types.get(name, "") for name in names),
         sound=sound,
     )
 
@@ -208,7 +225,9 @@ def _shown(path: Path) -> str:
     return os.fsencode(path).decode("utf-8", errors="replace")
 
 
-def settings(threads: int, n_gpu_layers: int, all_units: bool, measured: Measured, elapsed_s: float) -> Settings:
+def settings(
+    threads: int, n_gpu_layers: int, all_units: bool, measured: Measured, texts: Texts, elapsed_s: float
+) -> Settings:
     """What was run."""
     return Settings(
         qres_version=__version__,
@@ -228,6 +247,7 @@ def settings(threads: int, n_gpu_layers: int, all_units: bool, measured: Measure
         n_gpu_layers=n_gpu_layers,
         units="all" if all_units else "ranked",
         elapsed_s=round(elapsed_s, 1),
+        chunk_digests=tuple(dict.fromkeys(corpus.digest(chunk) for chunk in (*texts.rank, *texts.report))),
     )
 
 

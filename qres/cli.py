@@ -2,16 +2,40 @@
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from qres import recipe_commands
+from qres.cli_options import (
+    THREADS,
+    CacheOption,
+    ChunksOption,
+    CtxOption,
+    DeviceOption,
+    DrawsOption,
+    Dtype,
+    DtypeOption,
+    Format,
+    GpuOption,
+    ImatrixOption,
+    LevelsOption,
+    MakeImatrixOption,
+    OutOption,
+    RankOption,
+    ResumeOption,
+    TextOption,
+    ThreadsOption,
+    TokensOption,
+    Units,
+    UnitsOption,
+    folder,
+    given,
+    print_out,
+)
 from qres.errors import ChangedError, InputError, UsageError
 
 if TYPE_CHECKING:
@@ -26,107 +50,11 @@ app = typer.Typer(
 )
 
 
-class Format(str, Enum):
-    """What a report is written as."""
-
-    html = "html"
-    md = "md"
-    json = "json"
-
-
-class Dtype(str, Enum):
-    """What the prediction multiplies in."""
-
-    auto = "auto"
-    float32 = "float32"
-    bfloat16 = "bfloat16"
-
-
-class Units(str, Enum):
-    """Which units are patched."""
-
-    ranked = "ranked"
-    all = "all"
-
-
-_THREADS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 4
-"""The CPUs that this process may use: in a container fewer than the machine has."""
-
-
-def _given(what: str) -> Callable[[str], Path]:
-    """A parser of paths that refuses what is none: a variable that is not set leaves an empty word."""
-
-    def parse(word: str) -> Path:
-        if not word.strip() or "\0" in word:
-            problem = "holds a null byte" if word.strip() else "is empty"
-            raise UsageError(f"the name given as {what} {problem}", "is a variable not set?")
-        return Path(word)
-
-    return parse
-
-
-def _path(name: str, help_text: str) -> Any:  # noqa: ANN401 - as typer.Option
-    """An option that takes a path."""
-    return typer.Option(name, parser=_given(name), metavar="PATH", help=help_text)
-
-
-LevelsOption = Annotated[
-    list[str] | None,
-    typer.Option("--levels", help="Levels to make and measure, separated by commas. Default: Q4_K_M,Q5_K_M."),
-]
-TextOption = Annotated[
-    Path | None,
-    _path("--text", "UTF-8 text to measure on; - reads standard input. Default: built-in."),
-]
-TokensOption = Annotated[
-    Path | None,
-    _path("--tokens", "Token ids to measure on instead of text, separated by white space; - as for --text."),
-]
-CtxOption = Annotated[int, typer.Option("--n-ctx", help="Tokens per chunk.")]
-ChunksOption = Annotated[
-    int | None,
-    typer.Option("--chunks", min=1, help="Chunks to report on. Default: 8 of the built-in text, else at most 64."),
-]
-RankOption = Annotated[int, typer.Option("--rank-chunks", min=1, help="Chunks of other text that rank the units.")]
-UnitsOption = Annotated[
-    Units,
-    typer.Option("--units", help="ranked: patch the units predicted to be the worst, and 8 at random; all: every one."),
-]
-ResumeOption = Annotated[
-    bool, typer.Option("--resume", help="Go on with a scan that was cut off; the other arguments must be the same.")
-]
-OutOption = Annotated[str | None, typer.Option("--out", help="Folder for the reports. Default: reports/<model>.")]
-ThreadsOption = Annotated[int, typer.Option("--threads", min=1, help="CPU threads, at most the CPUs there are.")]
-DrawsOption = Annotated[
-    int,
-    typer.Option("--draws", min=1, max=4, help="Label draws per chunk for the prediction: more are steadier, slower."),
-]
-DeviceOption = Annotated[
-    str, typer.Option("--device", help="Where torch predicts: cpu, or cuda with a torch that has it.")
-]
-DtypeOption = Annotated[
-    Dtype, typer.Option("--dtype", help="What the prediction multiplies in; auto: bfloat16 where the CPU has it.")
-]
-ImatrixOption = Annotated[
-    Path | None,
-    _path("--imatrix", "Importance matrix of the model, from llama-imatrix (GGUF or .dat): levels are made with it."),
-]
-MakeImatrixOption = Annotated[
-    Path | None,
-    _path("--make-imatrix", "Also write an importance matrix of the model to this .gguf."),
-]
-GpuOption = Annotated[int, typer.Option("--n-gpu-layers", min=0, help="Layers to put on the GPU.")]
-CacheOption = Annotated[
-    Path | None,
-    _path("--cache", "Folder for the levels made and the demo model. Default: QRES_CACHE, or the user cache."),
-]
-
-
 def _version(wanted: bool) -> None:
     if wanted:
         from qres import __version__
 
-        _print(f"qres {__version__}\n")
+        print_out(f"qres {__version__}\n")
         raise typer.Exit
 
 
@@ -146,7 +74,7 @@ def scan(
         typer.Argument(
             help="The 16-bit model (any shard of a split one).",
             show_default=False,
-            parser=_given("MODEL"),
+            parser=given("MODEL"),
         ),
     ],
     files: Annotated[
@@ -154,7 +82,7 @@ def scan(
         typer.Argument(
             help="Quantized files to measure instead of making levels.",
             show_default=False,
-            parser=_given("FILES"),
+            parser=given("FILES"),
         ),
     ] = None,
     levels: LevelsOption = None,
@@ -165,13 +93,19 @@ def scan(
     rank_chunks: RankOption = 4,
     units: UnitsOption = Units.ranked,
     out: OutOption = None,
-    threads: ThreadsOption = _THREADS,
+    threads: ThreadsOption = THREADS,
     n_gpu_layers: GpuOption = 0,
     draws: DrawsOption = 1,
     device: DeviceOption = "cpu",
     dtype: DtypeOption = Dtype.auto,
     imatrix: ImatrixOption = None,
     make_imatrix: MakeImatrixOption = None,
+    recipe: Annotated[
+        bool,
+        typer.Option(
+            "--recipe", help="Also build the best mixes for the usual budgets, and measure them on other text."
+        ),
+    ] = False,
     resume: ResumeOption = False,
     cache: CacheOption = None,
 ) -> None:
@@ -199,10 +133,11 @@ def scan(
             dtype=dtype.value,
             imatrix=imatrix,
             make_imatrix=make_imatrix,
+            recipe=recipe,
             cache=cache,
             resume=resume,
         ),
-        _folder(out) or write.default_folder((model, *(files or ()))),
+        folder(out) or write.default_folder((model, *(files or ()))),
     )
 
 
@@ -211,19 +146,12 @@ def _names(levels: Sequence[str] | None) -> tuple[str, ...]:
     return tuple(name.strip() for name in ",".join(levels or ["Q4_K_M,Q5_K_M"]).split(",") if name.strip())
 
 
-def _folder(out: str | None) -> Path | None:
-    """What --out names; an empty word or `-` is a slip, not the current folder or one called `-`."""
-    if out is not None and out.strip() in ("", "-"):
-        raise UsageError(f"--out {out!r} is not a folder for reports", "name one, such as --out reports/mine")
-    return None if out is None else Path(out)
-
-
 @app.command()
 def demo(
     levels: LevelsOption = None,
     chunks: Annotated[int, typer.Option("--chunks", min=1, help="Chunks to report on.")] = 4,
     out: OutOption = None,
-    threads: ThreadsOption = _THREADS,
+    threads: ThreadsOption = THREADS,
     resume: ResumeOption = False,
     cache: CacheOption = None,
 ) -> None:
@@ -238,14 +166,14 @@ def demo(
     options = ScanOptions(
         model=model, levels=_names(levels), chunks=chunks, rank_chunks=2, threads=threads, cache=cache, resume=resume
     )
-    _scan(options, _folder(out) or write.default_folder((model,)))
+    _scan(options, folder(out) or write.default_folder((model,)))
 
 
 @app.command()
 def report(
     result: Annotated[
         Path,
-        typer.Argument(help="A result.json that qres scan wrote.", show_default=False, parser=_given("RESULT")),
+        typer.Argument(help="A result.json that qres scan wrote.", show_default=False, parser=given("RESULT")),
     ],
     format: Annotated[Format, typer.Option("--format", help="What to write.")] = Format.html,
     out: Annotated[
@@ -256,22 +184,22 @@ def report(
     """Render a result again; no model is needed."""
     from qres import result_json, write
 
-    place = _folder(out)
+    place = folder(out)
     loaded = result_json.load(result)
     if format is Format.json and place is None:
-        _print(result_json.to_json(loaded))
+        print_out(result_json.to_json(loaded))
         return
     target = place if place and not place.is_dir() else None
     write.protect((target or (place or result.parent) / write.NAMES[format.value],), (result,))
     for path in write.reports(loaded, place or result.parent, {format.value}, target):
-        _print(f"{path}\n")
+        print_out(f"{path}\n")
 
 
 @app.command()
 def inspect(
     file: Annotated[
         Path,
-        typer.Argument(help="A GGUF file (any shard of a split one).", show_default=False, parser=_given("FILE")),
+        typer.Argument(help="A GGUF file (any shard of a split one).", show_default=False, parser=given("FILE")),
     ],
     values: Annotated[
         bool, typer.Option("--values", help="Read all tensor data, too: NaN, infinities, what does not fit F16.")
@@ -284,13 +212,18 @@ def inspect(
     from qres.inspection import inspect as inspect_file
 
     inventory = gguf_file.read(file, tolerant=True)
-    inspection = inspect_file(inventory, scan_values(inventory, _THREADS) if values else None)
+    inspection = inspect_file(inventory, scan_values(inventory, THREADS) if values else None)
     if as_json:
         from qres.result_json import to_json
 
-        _print(to_json(inspection))
+        print_out(to_json(inspection))
     else:
         show_inspection(inspection)
+
+
+app.command()(recipe_commands.recipe)
+app.command()(recipe_commands.build)
+app.command()(recipe_commands.verify)
 
 
 def _reports(result: Result, out: Path, cache: Path | None) -> tuple[Path, ...]:
@@ -305,15 +238,6 @@ def _reports(result: Result, out: Path, cache: Path | None) -> tuple[Path, ...]:
         raise InputError(error.message, hint) from error
 
 
-def _print(text: str) -> None:
-    """To standard output; a reader that has gone (`qres report ... | head`) is no error."""
-    try:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
 def _scan(options: object, out: Path) -> None:
     from qres import write
     from qres.job import STATE_NAME
@@ -325,9 +249,9 @@ def _scan(options: object, out: Path) -> None:
     inputs = [options.model, *options.files, *(p for p in (options.text, options.tokens, options.imatrix) if p)]
     state = out / STATE_NAME
     with write.output_folder(out, inputs), RichListener() as listener:
-        if options.threads > _THREADS:  # llama.cpp's threads spin while they wait: more than CPUs is a standstill
-            listener.warn(f"{options.threads} threads were asked for, {_THREADS} CPUs are available: using {_THREADS}")
-            options = replace(options, threads=_THREADS)
+        if options.threads > THREADS:  # llama.cpp's threads spin while they wait: more than CPUs is a standstill
+            listener.warn(f"{options.threads} threads were asked for, {THREADS} CPUs are available: using {THREADS}")
+            options = replace(options, threads=THREADS)
         known = state.stat().st_mtime_ns if state.exists() else None
         try:
             result = run(replace(options, out=out), listener)

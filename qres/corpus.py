@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -193,6 +194,11 @@ def chunk(ids: list[int], n_ctx: int, bos: int | None, limit: int | None) -> Chu
     return Chunks(tuple(tuple(piece) for piece in chunks), len(ids) - len(chunks) * size)
 
 
+def digest(chunk: Chunk) -> str:
+    """A short name of a chunk by its content."""
+    return hashlib.sha256(repr(tuple(chunk)).encode()).hexdigest()[:16]
+
+
 @dataclass(frozen=True)
 class Texts:
     """What a scan decodes."""
@@ -217,6 +223,8 @@ class Plan:
     n_ctx: int
     chunks: int
     rank_chunks: int
+    held: int = 0
+    """Chunks at the end of `text` that are left for verifying, at most a third of it."""
 
 
 def texts(plan: Plan, tokenize: Callable[[bytes], list[int]], n_vocab: int, bos: int | None) -> Texts:
@@ -227,7 +235,10 @@ def texts(plan: Plan, tokenize: Callable[[bytes], list[int]], n_vocab: int, bos:
     """
 
     def cut(source: Source, limit: int) -> Chunks:
-        tokens = tokens_of(source, tokenize, n_vocab, limit * plan.n_ctx)
+        held = plan.held if source is plan.text else 0
+        tokens = tokens_of(source, tokenize, n_vocab, (limit + held) * plan.n_ctx)
+        every = len(chunk(tokens.ids, plan.n_ctx, bos, limit + held).chunks)
+        limit = min(limit, max(1, every - min(held, every // 3)))
         found = chunk(tokens.ids, plan.n_ctx, bos, limit)
         return Chunks(found.chunks, found.unused + tokens.total - len(tokens.ids))
 
@@ -243,3 +254,49 @@ def texts(plan: Plan, tokenize: Callable[[bytes], list[int]], n_vocab: int, bos:
     split = min(n - min(plan.rank_chunks, n // 2), plan.chunks)
     report_name, rank_name = (f"{plan.text.name}, chunks {a} to {b}" for a, b in ((1, split), (split + 1, n)))
     return Texts(every.chunks[split:], every.chunks[:split], rank_name, report_name, every.unused)
+
+
+@dataclass(frozen=True)
+class Fresh:
+    """Chunks that took no part in what is to be checked with them."""
+
+    name: str
+    """Of the source, and how many."""
+    chunks: tuple[Chunk, ...]
+
+
+def fresh(
+    sources: Sequence[Source],
+    tokenize: Callable[[bytes], list[int]],
+    n_vocab: int,
+    bos: int | None,
+    n_ctx: int,
+    used: Collection[str],
+    limit: int,
+) -> Fresh:
+    """The first chunks that are not among the used ones: of the first source that has half of the limit, else the most.
+
+    Args:
+        sources: Texts or ids, the preferred one first.
+        tokenize: The model's tokenizer.
+        n_vocab: Ids are below this.
+        bos: As for `chunk`.
+        n_ctx: Tokens per chunk.
+        used: Digests of chunks to leave out.
+        limit: At most this many.
+
+    Raises:
+        InputError: a text that is too short, or all of which was used.
+    """
+    best = Fresh("", ())
+    for source in sources:
+        tokens = tokens_of(source, tokenize, n_vocab, (limit + len(used)) * n_ctx)
+        found = [one for one in chunk(tokens.ids, n_ctx, bos, None).chunks if digest(one) not in used][:limit]
+        if len(found) > len(best.chunks):
+            best = Fresh(f"{source.name}, {len(found)} chunks", tuple(found))
+        if 2 * len(best.chunks) >= limit:
+            return best
+    if not best.chunks:
+        names = " and ".join(source.name for source in sources)
+        raise InputError(f"{names}: all chunks took part in making the recipe", "give another text with --text")
+    return best

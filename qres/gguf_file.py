@@ -15,6 +15,7 @@ from qres.errors import InputError, UnsupportedError
 from qres.gguf_compare import (
     SharedTensors,
     content_digest,
+    fingerprint,
     shape_difference,
     shared_tensors,
     tokenizer_difference,
@@ -41,6 +42,7 @@ __all__ = [
     "bytes_at",
     "content_digest",
     "fallbacks",
+    "fingerprint",
     "read",
     "require_language_model",
     "shape_difference",

@@ -72,6 +72,7 @@ class PredictionJob:
     """Mean squares of the inputs of matrices, for the quantizer; empty without an importance matrix."""
     imatrix: str
     """Name of its file; empty for none."""
+    imatrix_digest: str
     make_imatrix: Path | None
     """Where to write one."""
     draws: int

@@ -4,30 +4,21 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import filelock
 import platformdirs
 
-from qres import gguf_file
-from qres.atomic import remove_leftovers, whole_file
+from qres import gguf_file, quantizing
+from qres.atomic import remove_leftovers
 from qres.errors import InputError, NativeError
-from qres.file_stamp import Stamp, require_unchanged
+from qres.file_stamp import Stamp
 from qres.gguf_file import Inventory
 from qres.imatrix import Imatrix
 from qres.levels import Level
-from qres.native import worker
-
-if TYPE_CHECKING:  # only the worker loads llama.cpp
-    from qres.native.quantizer import Importance
-
-OnProgress = Callable[[int, int], None]
-SPARE_BYTES = 256 * 2**20
-"""Left free on the disk beside the file."""
+from qres.quantizing import OnProgress
 
 
 def default_folder() -> Path:
@@ -85,7 +76,10 @@ def make(
             if found:
                 return found
             remove_leftovers(target.parent, re.escape(target.name))
-            _make(reference, level, target, threads, on_progress, stamps, imatrix)
+            quantizing.make(
+                *(reference, level.name, level.ftype, target, threads, on_progress, stamps, imatrix),
+                check=lambda partial: _verified(partial, reference, level),
+            )
     except OSError as error:
         raise InputError(
             f"cannot write the cache folder {target.parent}: {error.strerror or error}", "choose another with --cache"
@@ -108,38 +102,6 @@ def _lock(target: Path, note: Callable[[str], None]) -> Iterator[None]:
         lock.release()
 
 
-def _make(
-    reference: Inventory,
-    level: Level,
-    target: Path,
-    threads: int,
-    on_progress: OnProgress,
-    stamps: Sequence[Stamp],
-    imatrix: Imatrix | None,
-) -> None:
-    free = shutil.disk_usage(target.parent).free
-    needed = worker.run(_dry_run, lambda _: None, reference.path, level.ftype, threads, imatrix)
-    if free < needed + SPARE_BYTES:
-        raise InputError(
-            f"{level.name} needs {needed / 2**20:,.0f} MiB in {target.parent}, {free / 2**20:,.0f} MiB are free",
-            "free some space, or choose another folder with --cache",
-        )
-    try:
-        with whole_file(target) as partial:
-            worker.run(
-                _quantize, lambda event: on_progress(*event), reference.path, partial, level.ftype, threads, imatrix
-            )
-            _verified(partial, reference, level)
-            require_unchanged(stamps)  # the name promises what the level was made from
-    except NativeError as error:
-        require_unchanged(stamps)  # a mapped file that became shorter ends the process by a signal
-        if shutil.disk_usage(target.parent).free < SPARE_BYTES:  # llama.cpp only says "iostream error"
-            raise InputError(
-                f"{level.name} could not be written: {target.parent} is full", "free some space, or use --cache"
-            ) from error
-        raise
-
-
 def _cached(target: Path, reference: Inventory, level: Level) -> Inventory | None:
     """The level that is there; None for one that is damaged, or from an interrupted copy: it is made again."""
     if target.exists():
@@ -157,25 +119,3 @@ def _verified(path: Path, reference: Inventory, level: Level) -> Inventory:
     if inventory.file_type != level.name:
         raise NativeError(f"llama.cpp wrote {inventory.file_type or 'no type'} where {level.name} was asked for")
     return inventory
-
-
-def _quantize(
-    emit: Callable[[object], None], source: Path, target: Path, ftype: int, threads: int, imatrix: Imatrix | None
-) -> None:  # runs in the worker: only there is llama.cpp loaded
-    from qres.native.quantizer import quantize
-
-    quantize(source, target, ftype, threads, lambda done, total: emit((done, total)), _importance(imatrix))
-
-
-def _dry_run(_emit: Callable[[object], None], source: Path, ftype: int, threads: int, imatrix: Imatrix | None) -> int:
-    from qres.native.quantizer import quantized_bytes
-
-    return quantized_bytes(source, ftype, threads, _importance(imatrix))
-
-
-def _importance(imatrix: Imatrix | None) -> Importance | None:
-    from qres.native.quantizer import Importance
-
-    if imatrix is None:
-        return None
-    return Importance(imatrix.entries, imatrix.path.name, "".join(imatrix.datasets[:1]), imatrix.chunks)

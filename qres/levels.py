@@ -165,6 +165,21 @@ LEVELS: tuple[Level, ...] = (
 PREDICTED = ("Q2_K", "Q3_K", "IQ4_XS", "Q4_K", "Q4_0", "IQ4_NL", "MXFP4", "Q5_K", "Q6_K", "Q8_0")
 """Types whose damage is predicted for every matrix; its rows may need what `fitting_type` makes of them."""
 
+FAST: dict[str, frozenset[str]] = {
+    "arm": frozenset({"Q4_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "MXFP4", "Q8_0"}),
+    "cpu": frozenset({"Q4_0", "Q4_K", "IQ4_NL", "MXFP4"}),
+    "gpu": frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"}),
+}
+"""Types that llama.cpp multiplies with faster than with their neighbours. arm, cpu: those that it lays out anew for
+NEON with dot products, and for AVX2 (`ggml_repack_get_optimal_repack_type` in ggml-cpu/repack.cpp); gpu: those that
+CUDA decodes without a table of values (ggml-cuda/mmq.cu)."""
+
+LADDER = (
+    *("Q2_K", "Q3_K_S", "Q3_K_M", "Q3_K_L", "IQ4_XS", "Q4_0", "Q4_K_S", "IQ4_NL", "Q4_K_M", "Q5_K_S", "Q5_K_M"),
+    *("Q6_K", "Q8_0"),
+)
+"""Levels that recipes are compared with: the usual ones that need no importance matrix, about smallest first."""
+
 LEVELS_BY_NAME: dict[str, Level] = {level.name: level for level in LEVELS}
 _ALIASES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}  # as llama-quantize takes them
 

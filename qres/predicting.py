@@ -224,6 +224,7 @@ def sensitivity(job: Job, prediction: Prediction, rmap: ResidualMap | None) -> S
         imatrix=wanted.imatrix,
         elapsed_s=round(prediction.elapsed_s, 1),
         tensors=tuple(rows),
+        imatrix_digest=wanted.imatrix_digest,
     )
 
 

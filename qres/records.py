@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from qres.device_records import Deployment as Deployment  # noqa: PLC0414 - part of a result, found here
 from qres.device_records import DeviceAdvice as DeviceAdvice  # noqa: PLC0414
 from qres.findings import Extreme, NonFinite, SharedTensors
+from qres.recipe_records import FileTensor, Recipe, Recovery, Rung
 from qres.sensitivity_records import Calibration, Sensitivity, Trust
 
 SCHEMA_VERSION = 1
@@ -90,6 +91,8 @@ class Settings:
     units: str
     """`ranked` (as many as the default budget allows) or `all`."""
     elapsed_s: float
+    chunk_digests: tuple[str, ...] = ()
+    """Of all chunks that were decoded: recipes are verified on others."""
 
 
 @dataclass(frozen=True)
@@ -329,6 +332,8 @@ class Level:
     additivity: Additivity | None
     calibration: Calibration | None = None
     trust: Trust | None = None
+    tensor_types: tuple[str, ...] = ()
+    """Type of each of `Result.tensors` in this file; empty text where the file lacks it."""
     sound: bool = True
     """False where values within it are not finite, even if its logits are: never called good."""
 
@@ -383,4 +388,14 @@ class Result:
     """Of the reference, largest first."""
     shared: tuple[SharedTensors, ...] = dataclasses.field(default=())
     sensitivity: Sensitivity | None = None
-    """None in results of before it was predicted."""
+    """None in older results."""
+    fingerprint: str = ""
+    """Of the reference, see `gguf_compare.fingerprint`: what a recipe is for."""
+    tensors: tuple[FileTensor, ...] = dataclasses.field(default=())
+    """Of the reference, in file order."""
+    ladder: tuple[Rung, ...] = dataclasses.field(default=())
+    """What llama.cpp would make of the reference, level by level; empty where it cannot quantize it."""
+    recoveries: tuple[Recovery, ...] = dataclasses.field(default=())
+    """What 16 bit is worth, and what other types are."""
+    recipes: tuple[Recipe, ...] = dataclasses.field(default=())
+    """For the default budgets; with `--recipe` built and verified."""

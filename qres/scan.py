@@ -18,8 +18,11 @@ from qres import (
     deploy,
     estimate,
     file_stamp,
+    ladder,
     level_cache,
+    recipes,
     tensor_values,
+    verify,
 )
 from qres import imatrix as importance_matrix
 from qres.assemble import Inputs
@@ -61,6 +64,8 @@ class ScanOptions:
     """Importance matrix to make levels with."""
     make_imatrix: Path | None = None
     """Where to write an importance matrix of the model."""
+    recipe: bool = False
+    """Build and verify recipes for the default budgets, in the folder `recipes` of `out`."""
     cache: Path | None = None
     out: Path | None = None
     """Folder for the state of an unfinished scan; None keeps none."""
@@ -113,6 +118,7 @@ def scan(options: ScanOptions, listener: Listener) -> Result:
         stamps |= {path: file_stamp.stamp(path) for one in levels for path in one.inventory.shards}
     else:
         levels = candidates.from_files(given.files)
+    rungs, no_ladder = ladder.rungs(reference, options.threads, imatrix)
     listener.stage("comparing the files", None)
     shared = candidates.shared(levels, listener.step)
     measured = _measure(_job(options, reference, levels, flight, values, stamps, imatrix), listener)
@@ -125,11 +131,27 @@ def scan(options: ScanOptions, listener: Listener) -> Result:
         shared=shared,
         memory=flight.memory,
         remarks=given.remarks,
-        skipped=(*skipped, *_no_memory(reference, flight)),
+        skipped=(*skipped, *_no_memory(reference, flight), *no_ladder),
+        ladder=rungs,
     )
     elapsed = time.monotonic() - started
-    run = assemble.settings(options.threads, options.n_gpu_layers, options.all_units, measured, elapsed)
-    return assemble.result(inputs, measured, run)
+    run = assemble.settings(options.threads, options.n_gpu_layers, options.all_units, measured, flight.texts, elapsed)
+    result = recipes.planned(assemble.result(inputs, measured, run))
+    if options.recipe and options.out:
+        return recipes.built(result, _building(options, plan, reference, imatrix, cache), listener)
+    return result
+
+
+def _building(
+    options: ScanOptions, plan: corpus.Plan, reference: Inventory, imatrix: Imatrix | None, cache: Path
+) -> recipes.Building:
+    """Recipes are verified on what is left of the text, and where nothing is, of the built-in one."""
+    assert options.out is not None
+    texts = (plan.text,) if options.tokens else (plan.text, corpus.built_in("report"), corpus.built_in("rank"))
+    run = verify.VerifyOptions(
+        tuple(dict.fromkeys(texts)), recipes.VERIFY_CHUNKS, options.threads, options.n_gpu_layers, cache
+    )
+    return recipes.Building(reference, imatrix, options.out, run)
 
 
 # -- before anything is made
@@ -147,7 +169,8 @@ def _plan(options: ScanOptions) -> corpus.Plan:
         text, rank_text = corpus.built_in("report"), corpus.built_in("rank")
     own = options.text or options.tokens
     chunks = options.chunks or (OWN_CHUNKS if own else BUILT_IN_CHUNKS)
-    return corpus.Plan(text, rank_text, options.n_ctx, chunks, options.rank_chunks)
+    held = recipes.VERIFY_CHUNKS if options.recipe else 0
+    return corpus.Plan(text, rank_text, options.n_ctx, chunks, options.rank_chunks, held)
 
 
 def _check_context(options: ScanOptions, reference: Inventory) -> None:
@@ -268,6 +291,7 @@ def _job(
             types=assemble.predicted_types(reference, [level.inventory for level in levels]),
             importance=imatrix.for_model(reference) if imatrix else {},
             imatrix=options.imatrix.name if options.imatrix else "",
+            imatrix_digest=imatrix.digest if imatrix else "",
             make_imatrix=options.make_imatrix,
             draws=options.draws,
             device=options.device,

@@ -63,6 +63,8 @@ class Sensitivity:
     """File whose importance matrix the types were made with; empty for none."""
     elapsed_s: float
     tensors: tuple[TensorDamage, ...] = dataclasses.field(default=())
+    imatrix_digest: str = ""
+    """SHA-256 of its entries."""
 
 
 @dataclass(frozen=True)

@@ -153,6 +153,19 @@ def write(address: int, values: npt.NDArray[np.float32]) -> None:
     _tensor_set(address, data.ctypes.data, 0, data.nbytes)
 
 
+def write_bytes(address: int, data: npt.NDArray[np.uint8]) -> None:
+    """Overwrite a tensor of any type as it lies in memory.
+
+    Raises:
+        NativeError: it has another number of bytes.
+    """
+    data = np.ascontiguousarray(data)
+    if data.nbytes != _nbytes(address):
+        name = at(address).name.decode(errors="replace")
+        raise NativeError(f"tensor {name} holds {_nbytes(address)} bytes, {data.nbytes} were to be written")
+    _tensor_set(address, data.ctypes.data, 0, data.nbytes)
+
+
 def _require_plain(tensor: CTensor, address: int) -> None:
     if not is_plain(address):
         raise NativeError(f"tensor {tensor.name.decode()} is not a contiguous F32 tensor (type {tensor.type})")

@@ -18,11 +18,15 @@ import numpy as np
 import numpy.typing as npt
 
 from qres.errors import NativeError
+from qres.native import rows
 from qres.native.session import log
 
 _COUNTER = re.compile(r"\[\s*(\d+)/\s*(\d+)\]")
 _FAILURE = re.compile(r"failed to quantize: (.+)")
 _QUANT_SIZE = re.compile(r"quant size\s*=\s*([\d.]+) MiB")
+_PLANNED = re.compile(r"\[\s*\d+/\s*\d+\]\s+(.+?)\s+- \[[^\]]*\], type =\s*(\w+), size =[^(]*(?:\((\w+)\))?\s*$")
+"""A line of a dry run: the tensor, its type, and the type that it would become where that is another one."""
+_SPECIAL = re.compile(r"[\\^$.|?*+()\[\]{}]")
 
 
 @dataclass(frozen=True)
@@ -43,8 +47,9 @@ def quantize(
     threads: int,
     on_tensor: Callable[[int, int], None] | None = None,
     importance: Importance | None = None,
+    types: Mapping[str, str] | None = None,
 ) -> None:
-    """Quantize a 16-bit GGUF to a level.
+    """Quantize a 16-bit GGUF to a level, or to a type for each tensor.
 
     Args:
         source: The reference model (its first shard).
@@ -53,6 +58,8 @@ def quantize(
         threads: Threads to use.
         on_tensor: Called with (tensors done, tensors in all).
         importance: For levels that need one, and to make the others better.
+        types: Tensor -> ggml type, instead of the level's own choice. Give one for every tensor that llama.cpp
+            quantizes: one that is left out is counted differently by the level (docs/facts.md, 22).
 
     Raises:
         NativeError: llama.cpp refused or failed; the partial target is removed.
@@ -68,7 +75,7 @@ def quantize(
     log.clear()
     log.on_line = follow
     try:
-        code = _run(source, target, ftype, threads, importance, dry_run=False)
+        code = _run(source, target, ftype, threads, importance, types, dry_run=False)
     finally:
         log.on_line = None
     if code != 0:
@@ -85,11 +92,41 @@ def quantized_bytes(source: Path, ftype: int, threads: int, importance: Importan
         NativeError: llama.cpp refused.
     """
     log.clear()
-    code = _run(source, source.with_name("never-written"), ftype, threads, importance, dry_run=True)
+    code = _run(source, source.with_name("never-written"), ftype, threads, importance, None, dry_run=True)
     sizes = [match for match in map(_QUANT_SIZE.search, log.lines) if match]
     if code != 0 or not sizes:
         raise NativeError(f"llama.cpp cannot quantize {source.name}: {_reason()}")
     return int(float(sizes[-1][1]) * 2**20)
+
+
+def planned_types(
+    source: Path,
+    ftype: int,
+    threads: int,
+    importance: Importance | None = None,
+    types: Mapping[str, str] | None = None,
+) -> dict[str, str]:
+    """Tensor -> ggml type that `quantize` with the same arguments would give it, from llama.cpp's dry run.
+
+    Raises:
+        NativeError: llama.cpp refused.
+    """
+    found: dict[str, str] = {}
+
+    def follow(line: str) -> None:
+        match = _PLANNED.search(line)
+        if match:
+            found[match[1]] = (match[3] or match[2]).upper()
+
+    log.clear()
+    log.on_line = follow
+    try:
+        code = _run(source, source.with_name("never-written"), ftype, threads, importance, types, dry_run=True)
+    finally:
+        log.on_line = None
+    if code != 0 or not found:
+        raise NativeError(f"llama.cpp cannot quantize {source.name}: {_reason()}")
+    return found
 
 
 def _reason() -> str:
@@ -99,7 +136,16 @@ def _reason() -> str:
     return failures[-1][1] if failures and not reason.strip("=") else reason
 
 
-def _run(source: Path, target: Path, ftype: int, threads: int, importance: Importance | None, *, dry_run: bool) -> int:
+def _run(
+    source: Path,
+    target: Path,
+    ftype: int,
+    threads: int,
+    importance: Importance | None,
+    types: Mapping[str, str] | None,
+    *,
+    dry_run: bool,
+) -> int:
     params = llama_cpp.llama_model_quantize_default_params()
     params.ftype = ftype
     params.nthread = threads
@@ -108,7 +154,24 @@ def _run(source: Path, target: Path, ftype: int, threads: int, importance: Impor
         entries = {name: np.ascontiguousarray(entry, np.float32) for name, entry in importance.entries.items()}
         data, overrides = _imatrix_data(entries), _overrides(importance)
         params.imatrix, params.kv_overrides = data, overrides
+    if types:
+        rules = _rules(types)
+        params.tt_overrides = rules
+        # These two have fields of their own, which count before any rule.
+        if "output.weight" in types:
+            params.output_tensor_type = rows.type_id(types["output.weight"])
+        if "token_embd.weight" in types:
+            params.token_embedding_type = rows.type_id(types["token_embd.weight"])
     return int(llama_cpp.llama_model_quantize(os.fsencode(source), os.fsencode(target), params))
+
+
+def _rules(types: Mapping[str, str]) -> Any:  # noqa: ANN401 - a ctypes array
+    """One rule for each tensor, anchored and escaped, and the one without a pattern that ends them."""
+    rules = (llama_cpp.llama_model_tensor_override * (len(types) + 1))()
+    for rule, (name, type_name) in zip(rules, types.items(), strict=False):
+        rule.pattern = f"^{_SPECIAL.sub(lambda match: chr(92) + match[0], name)}$".encode()
+        rule.type = rows.type_id(type_name)
+    return rules
 
 
 def _imatrix_data(entries: Mapping[str, npt.NDArray[np.float32]]) -> Any:  # noqa: ANN401 - a ctypes array

@@ -127,6 +127,15 @@ def _read_types() -> dict[str, _Type]:
 _TYPES = _read_types()
 
 
+def type_id(type_name: str) -> int:
+    """`enum ggml_type` of a type that can be made.
+
+    Raises:
+        NativeError: ggml makes no tensors of it.
+    """
+    return _makeable(type_name).id
+
+
 def requires_importance(type_name: str) -> bool:
     """Whether ggml makes the type only with an importance matrix.
 

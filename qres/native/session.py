@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qres.errors import NativeError, UnsupportedError
+from qres.native import ggml
 from qres.native.graph import Graph, Recorder
 
 Floats = npt.NDArray[np.float32]
@@ -46,6 +47,9 @@ class SessionOptions:
     n_gpu_layers: int = 0
     flash_attention: bool = True
     """False computes attention step by step: the same model in other arithmetic, for the noise floor."""
+    writable: bool = False
+    """Read the weights into memory as they are, instead of mapping the file or laying them out anew: they can then be
+    overwritten (`overwrite`)."""
 
 
 _DEBUG_LEVEL = 1
@@ -173,7 +177,10 @@ class Session:
 
     def _load_model(self) -> Any:  # noqa: ANN401 - an opaque ctypes pointer
         require_backend(self.options.n_gpu_layers)
-        model = self._stack.enter_context(loaded_model(self.path, n_gpu_layers=self.options.n_gpu_layers))
+        settings: dict[str, int | bool] = {"n_gpu_layers": self.options.n_gpu_layers}
+        if self.options.writable:
+            settings |= {"load_mode": llama_cpp.LLAMA_LOAD_MODE_NONE, "use_extra_bufts": False}
+        model = self._stack.enter_context(loaded_model(self.path, **settings))
         if llama_cpp.llama_model_has_encoder(model):
             raise UnsupportedError(
                 f"{self.path.name} is an encoder-decoder model", "qres measures decoder-only language models"
@@ -261,6 +268,29 @@ class Session:
         logits = self.decode(tokens, tap)
         return tap.recorder.graph(), logits
 
+    def find_weights(self, tokens: Sequence[int], names: frozenset[str]) -> dict[str, tuple[int, ...]]:
+        """Where the weights lie that decoding these tokens reads, for `overwrite`.
+
+        A tied head has two tensors of one name.
+        """
+        tap = _WeightsTap(names)
+        self.run(tokens, tap)
+        return {name: tuple(addresses) for name, addresses in tap.found.items()}
+
+    def overwrite(self, address: int, data: npt.NDArray[np.uint8]) -> None:
+        """Give a weight other values; the model must be `writable`.
+
+        Args:
+            address: From `find_weights`.
+            data: All its bytes.
+
+        Raises:
+            NativeError: the model is not writable, or the tensor has another size.
+        """
+        if not self.options.writable:
+            raise NativeError(f"{self.path.name} is mapped from its file: its weights cannot be overwritten")
+        ggml.write_bytes(address, data)
+
     def run(self, tokens: Sequence[int], tap: Tap | None, start: int = 0) -> None:
         """As `decode`, for who wants the tap's findings and not the logits, whatever these are."""
         if not 0 < len(tokens) <= self.options.n_ctx:  # llama.cpp would abort the process (docs/facts.md, 17)
@@ -303,6 +333,24 @@ class Session:
             self._tap = None
             return False
         return True
+
+
+class _WeightsTap:
+    """Notes the addresses of weights that nodes read, and asks for no node."""
+
+    def __init__(self, names: frozenset[str]) -> None:
+        self.found: dict[str, dict[int, None]] = {}
+        self._names = names
+
+    def ask(self, address: int) -> bool:
+        for source in ggml.at(address).src:
+            name = ggml.at(source).name.decode(errors="replace") if source else ""
+            if name in self._names:
+                self.found.setdefault(name, {})[source] = None
+        return False
+
+    def see(self, address: int) -> None:
+        """Never called: nothing is asked for."""
 
 
 class _RecordTap:

@@ -1,0 +1,76 @@
+"""Types that someone else chose, as a recipe: of a GGUF, or of rules for llama-quantize or ik_llama.cpp."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from qres import dialects, gguf_file, levels
+from qres.choices import Choices
+from qres.deviations import Deviation, deviations
+from qres.errors import InputError
+from qres.gguf_cursor import show
+from qres.recipe import Wishes, base_level, of_types
+from qres.recipe_records import Recipe
+
+_MAX_RULES_BYTES = 16 * 2**20
+
+
+def read(choices: Choices, path: Path, wishes: Wishes) -> tuple[Recipe, list[Deviation]]:
+    """The types in a file, and how they deviate from a level.
+
+    Args:
+        choices: Of the model.
+        path: A GGUF, a --tensor-type-file, or what --custom-q is given.
+        wishes: The level to compare with; where none is named, a GGUF's own or else the smallest measured.
+
+    Raises:
+        InputError: a file of another model, or one that is neither GGUF nor rules.
+        UsageError: an unknown level.
+    """
+    try:
+        with path.open("rb") as file:
+            begin = file.read(4)
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from error
+    types, level = _of_gguf(choices, path, wishes) if begin == b"GGUF" else _of_rules(choices, path, wishes)
+    base = level if level in levels.LADDER else "Q4_K_M"
+    recipe = of_types(choices, types, f"types of {path.name}", base, wishes)
+    return recipe, deviations(choices, types, level)
+
+
+def _of_gguf(choices: Choices, path: Path, wishes: Wishes) -> tuple[dict[str, str], str]:
+    inventory = gguf_file.read(path)
+    held = {tensor.name: tensor for tensor in inventory.tensors}
+    for name, row in choices.by_name.items():
+        if name not in held or held[name].shape != row.tensor.shape:
+            raise InputError(
+                f"{show(path.name)} is not the model that was scanned: {show(name)} is missing or has another shape",
+                f"give a quantized file of {show(choices.result.reference.name)}",
+            )
+    types = {name: held[name].type for name in choices.by_name}
+    odd = next((name for name, kind in types.items() if kind not in levels.TYPE_TRAITS), None)
+    if odd is not None:
+        raise InputError(f"{show(path.name)}: {show(odd)} is {types[odd]}, which this qres does not know")
+    own = inventory.file_type if inventory.file_type in choices.stock() else None
+    return types, own if own and wishes.level is None else base_level(choices, wishes)
+
+
+def _of_rules(choices: Choices, path: Path, wishes: Wishes) -> tuple[dict[str, str], str]:
+    data = path.read_bytes()[: _MAX_RULES_BYTES + 1]
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError:
+        text = "\0"
+    if len(data) > _MAX_RULES_BYTES or "\0" in text:
+        raise InputError(f"{show(path.name)} is neither a GGUF nor a text of rules", "give one of these")
+    try:
+        rules = dialects.parse(text)
+    except InputError as error:
+        raise InputError(f"{show(path.name)}: {error.message}", error.hint) from error
+    level = base_level(choices, wishes)
+    types = dict(choices.stock()[level])
+    for name, kind in dialects.apply(rules, types).items():
+        row = choices.by_name[name]
+        if row.quantizable:
+            types[name] = levels.fitting_type(kind, row.tensor.shape[0])
+    return types, level

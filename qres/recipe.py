@@ -1,0 +1,322 @@
+"""Recipes: the best type for every tensor within a budget, or a level with layers at 16 bit."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from qres import __version__, levels
+from qres.allocate import Allocation, allocate
+from qres.branch import block_number
+from qres.budget import Budget
+from qres.choices import Choices, Row, loss_of, padded, size_of
+from qres.errors import UsageError
+from qres.recipe_records import RECIPE_VERSION, Expected, PlannedTensor, Recipe, Selection, Stock
+
+EQUAL_DAMAGE = 1.05
+"""Types that are not fast for the purpose count as this much worse: within it, damage is called equal."""
+NEAR = 1.005
+"""A level counts as one of the recipe's size up to this."""
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What a user wants beside the budget."""
+
+    purpose: str = "any"
+    """`any`, or a key of `levels.FAST`."""
+    pins: tuple[tuple[str, str], ...] = ()
+    """Regular expression, type: for all tensors whose name it is found in; the first that matches counts."""
+    level: str | None = None
+    """Level that `+0.10bpw` and `--keep-16bit` start from; None for the smallest that was measured."""
+
+
+@dataclass
+class _Plan:
+    """Options as they are after the wishes, and what there is to say about them."""
+
+    rows: list[Row]
+    fixed: dict[str, str]
+    """Types that are not chosen."""
+    pinned: set[str] = field(default_factory=set)
+    notes: list[str] = field(default_factory=list)
+
+
+def parse_pin(text: str) -> tuple[str, str]:
+    """`REGEX=TYPE` in two.
+
+    Raises:
+        UsageError: no such type, or no regular expression.
+    """
+    pattern, separator, name = text.rpartition("=")
+    if not separator or not pattern:
+        raise UsageError(f"--pin {text!r} is not REGEX=TYPE", "give one such as --pin 'ffn_down=Q6_K'")
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise UsageError(f"--pin {text!r}: {pattern!r} is no regular expression: {error}") from error
+    levels.fitting_type(name.upper(), 256 * 128)  # raises where there is no such type
+    return pattern, name.upper()
+
+
+# -- within a budget
+
+
+def make(choices: Choices, budget: Budget, wishes: Wishes) -> Recipe:
+    """The recipe with the least predicted KLD within a budget of bytes, or with the fewest bytes within one of KLD.
+
+    Raises:
+        UsageError: a budget that no recipe meets, with what the smallest and largest ones take; a pin without tensors.
+    """
+    start = base_level(choices, wishes)
+    plan = _plan(choices, wishes, start)
+    fast = levels.FAST.get(wishes.purpose)
+    losses = [
+        [
+            loss * (1.0 if fast is None or name in fast else EQUAL_DAMAGE)
+            for name, loss in zip(row.types, row.losses, strict=True)
+        ]
+        for row in plan.rows
+    ]
+    if budget.kld is not None:
+        limit = choices.raw_for(budget.kld)
+        found = allocate(losses, [row.bytes for row in plan.rows], limit)
+        if found is None:
+            raise _impossible(choices, plan, budget)
+        return _recipe(choices, plan, found, budget, wishes, None)
+    limit_bytes = _limit(choices, budget, start)
+    is_file = budget.file_bytes is not None
+    kept = _fixed_bytes(choices, plan, is_file)
+    weights = [[padded(size) if is_file else size for size in row.bytes] for row in plan.rows]
+    found = allocate(weights, losses, limit_bytes - kept)
+    if found is None:
+        raise _impossible(choices, plan, budget)
+    return _recipe(choices, plan, found, budget, wishes, limit_bytes)
+
+
+def base_level(choices: Choices, wishes: Wishes) -> str:
+    """The level that recipes start from.
+
+    Raises:
+        UsageError: not one that is known for this model.
+    """
+    if wishes.level is None:
+        return choices.levels[0].name
+    stock = choices.stock()
+    if wishes.level not in stock:
+        raise UsageError(f"the result knows no level {wishes.level!r}", f"take one of {', '.join(stock)}")
+    return wishes.level
+
+
+def _limit(choices: Choices, budget: Budget, start: str) -> int:
+    """Bytes that the budget allows: of tensor data, or of the file's padded tensors."""
+    if budget.file_bytes is not None:
+        return budget.file_bytes - choices.header_bytes
+    if budget.bpw is not None:
+        return int(budget.bpw * choices.n_weights / 8)
+    stock = choices.stock()
+    wanted = budget.level or start
+    if wanted not in stock:
+        raise UsageError(f"{budget.text}: the result does not know that level", f"take one of {', '.join(stock)}")
+    return choices.bytes_of(stock[wanted]) + int((budget.more_bpw or 0.0) * choices.n_weights / 8)
+
+
+def _plan(choices: Choices, wishes: Wishes, start: str) -> _Plan:
+    """Apply the pins; what cannot be chosen has the type of the level that recipes start from."""
+    held = choices.stock()[start]
+    plan = _Plan([], {})
+    matched = [0] * len(wishes.pins)
+    for row in choices.rows:
+        name = row.tensor.name
+        which = next((i for i, (pattern, _) in enumerate(wishes.pins) if re.search(pattern, name)), None)
+        if which is not None and row.quantizable:
+            matched[which] += 1
+            plan.fixed[name] = levels.fitting_type(wishes.pins[which][1], row.tensor.shape[0])
+            plan.pinned.add(name)
+        elif row.types:
+            plan.rows.append(row)
+        else:
+            plan.fixed[name] = held[name]
+    for (pattern, type_name), count in zip(wishes.pins, matched, strict=True):
+        if not count:
+            raise UsageError(f"--pin {pattern}={type_name}: no tensor that is quantized has such a name")
+        plan.notes.append(f"{pattern} is pinned to {type_name}: {count} tensor{'s' if count > 1 else ''}.")
+    unknown = [name for name in plan.pinned if loss_of(choices.by_name[name], plan.fixed[name]) is None]
+    if unknown:
+        plan.notes.append(f"{plan.fixed[unknown[0]]} has no prediction, so that the recipe has none.")
+    return plan
+
+
+def _fixed_bytes(choices: Choices, plan: _Plan, is_file: bool) -> int:
+    sizes = (size_of(choices.by_name[name], type_name) for name, type_name in plan.fixed.items())
+    return sum(padded(size) if is_file else size for size in sizes)
+
+
+def _impossible(choices: Choices, plan: _Plan, budget: Budget) -> UsageError:
+    """What the smallest and the largest recipe would take."""
+    ends = []
+    for pick in (min, max):
+        types = plan.fixed | {row.tensor.name: row.types[row.bytes.index(pick(row.bytes))] for row in plan.rows}
+        ends.append((choices.bytes_of(types), choices.file_bytes(types), choices.expected(choices.loss(types))))
+    (low, low_file, low_kld), (high, high_file, high_kld) = ends
+    if budget.kld is not None:
+        least, most = (one.kld if one else 0.0 for one in (high_kld, low_kld))
+        return UsageError(
+            f"no recipe has a predicted KLD of {budget.kld:g}",
+            f"possible are {least:.3g} ({_mib(high)}) to {most:.3g} ({_mib(low)})",
+        )
+    if budget.file_bytes is not None:
+        possible = f"{_mib(low_file)} to {_mib(high_file)}"
+    else:
+        bits = [f"{8 * size / choices.n_weights:.2f}" for size in (low, high)]
+        possible = f"{bits[0]} to {bits[1]} bits per weight, {_mib(low)} to {_mib(high)}"
+    return UsageError(f"no recipe fits into {budget.text}", f"possible are {possible}")
+
+
+def _mib(n_bytes: int) -> str:
+    return f"{n_bytes / 2**20:,.1f} MiB"
+
+
+# -- a level with layers at 16 bit
+
+
+def keep_16bit(choices: Choices, count: int, wishes: Wishes) -> Recipe:
+    """A level with its costliest layers at 16 bit: those whose tensors are predicted to do the most damage in it.
+
+    Args:
+        choices: Of the model.
+        count: Layers; the embedding and the head count as one each.
+        wishes: The level, and pins.
+
+    Raises:
+        UsageError: the level's types have no predictions, or it has fewer layers.
+    """
+    start = base_level(choices, wishes)
+    plan = _plan(choices, wishes, start)
+    types = choices.stock()[start] | {name: plan.fixed[name] for name in plan.pinned}
+    damage: dict[str, float] = {}
+    for row in plan.rows:
+        loss = loss_of(row, types[row.tensor.name])
+        if loss is None:
+            raise UsageError(f"{start} gives {row.tensor.name} a type without a prediction", "take another --level")
+        damage[layer_of(row)] = damage.get(layer_of(row), 0.0) + loss
+    order = sorted((layer for layer in damage if damage[layer] > 0), key=lambda layer: -damage[layer])
+    if not 0 < count <= len(order):
+        raise UsageError(
+            f"--keep-16bit {count}: {start} has {len(order)} layers below 16 bit", "give a number of these"
+        )
+    kept = set(order[:count])
+    types |= {row.tensor.name: row.tensor.type_16bit for row in plan.rows if layer_of(row) in kept}
+    plan.notes.append(f"At 16 bit: {', '.join(order[:count])}.")
+    return of_types(choices, types, f"{start} with {count} at 16 bit", start, wishes, plan)
+
+
+def layer_of(row: Row) -> str:
+    """`layer 3`, or the name of a tensor outside the layers."""
+    block = block_number(row.tensor.name)
+    return row.tensor.name.removesuffix(".weight") if block is None else f"layer {block}"
+
+
+# -- records
+
+
+def of_types(
+    choices: Choices, types: Mapping[str, str], budget: str, base: str, wishes: Wishes, plan: _Plan | None = None
+) -> Recipe:
+    """Given types as a recipe."""
+    return _record(choices, types, budget, base, wishes, plan or _Plan([], {}), None, 0.0)
+
+
+def _recipe(
+    choices: Choices, plan: _Plan, found: Allocation, budget: Budget, wishes: Wishes, limit: int | None
+) -> Recipe:
+    chosen = {row.tensor.name: row.types[k] for row, k in zip(plan.rows, found.choice, strict=True)}
+    types = plan.fixed | chosen
+    base = budget.level if budget.level in levels.LEVELS_BY_NAME else _nearest(choices, types)
+    return _record(choices, types, budget.text, base, wishes, plan, limit, found.gap)
+
+
+def _record(
+    choices: Choices,
+    types: Mapping[str, str],
+    budget: str,
+    base: str,
+    wishes: Wishes,
+    plan: _Plan,
+    limit: int | None,
+    gap: float,
+) -> Recipe:
+    result, sensitivity = choices.result, choices.result.sensitivity
+    expected = choices.expected(choices.loss(types))
+    size = choices.bytes_of(types)
+    return Recipe(
+        recipe_version=RECIPE_VERSION,
+        qres_version=__version__,
+        model=result.reference.name,
+        architecture=result.reference.architecture,
+        fingerprint=result.fingerprint,
+        budget=budget,
+        purpose=wishes.purpose,
+        base=base,
+        tensors=tuple(_planned(row, types[row.tensor.name], expected, plan) for row in choices.rows),
+        bytes=size,
+        limit_bytes=limit,
+        bpw=8 * size / choices.n_weights,
+        predicted=expected,
+        gap=gap,
+        selection=Selection(
+            rank_text=f"{result.settings.rank_text}, {result.settings.rank_chunks} chunks",
+            report_text=f"{result.settings.text}, {result.settings.chunks} chunks",
+            n_ctx=result.settings.n_ctx,
+            chunk_digests=result.settings.chunk_digests,
+        ),
+        stock=_stock(choices, size),
+        imatrix=sensitivity.imatrix if sensitivity else "",
+        imatrix_digest=sensitivity.imatrix_digest if sensitivity else "",
+        notes=tuple(plan.notes),
+    )
+
+
+def _planned(row: Row, type_name: str, expected: Expected | None, plan: _Plan) -> PlannedTensor:
+    loss = loss_of(row, type_name)
+    factor = expected.factor if expected else 1.0
+    return PlannedTensor(
+        name=row.tensor.name,
+        shape=row.tensor.shape,
+        type=type_name,
+        bytes=size_of(row, type_name),
+        predicted_kld=None if loss is None else loss * factor,
+        quantizable=row.quantizable,
+        pinned=row.tensor.name in plan.pinned,
+    )
+
+
+def _nearest(choices: Choices, types: Mapping[str, str]) -> str:
+    """The level that llama.cpp makes of nearest size, for `general.file_type`."""
+    size = choices.bytes_of(types)
+    known = [name for name in choices.stock() if name in levels.LADDER]
+    stock = choices.stock()
+    return min(known, key=lambda name: abs(choices.bytes_of(stock[name]) - size))
+
+
+def _stock(choices: Choices, size: int) -> tuple[Stock, ...]:
+    """The level of equal size, which is the largest that is not larger, and the next one up that is better."""
+    rows = [
+        Stock(name, choices.bytes_of(types), choices.expected(choices.loss(types)))
+        for name, types in choices.stock().items()
+        if name in levels.LADDER
+    ]
+    rows.sort(key=lambda row: row.bytes)
+    equal = [row for row in rows if row.bytes <= size * NEAR] or rows[:1]
+    # Of levels of about one size the better one is the fair rival.
+    best = min(
+        equal[-3:], key=lambda row: (row.bytes < equal[-1].bytes / NEAR, row.predicted.kld if row.predicted else 0.0)
+    )
+    above = [row for row in rows if row.bytes > max(size * NEAR, best.bytes)]
+    return (best, *above[:1])
+
+
+def only_quantizable(tensors: Sequence[PlannedTensor]) -> dict[str, str]:
+    """Tensor -> type of what the quantizer is to be told."""
+    return {tensor.name: tensor.type for tensor in tensors if tensor.quantizable}

@@ -1,0 +1,103 @@
+"""The recipes of a scan: for the usual budgets, predicted, and where it was asked for built and verified."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from qres import budget as budgets
+from qres import build, gguf_file, recipe_files, recovery, verify
+from qres.candidates import Listener
+from qres.choices import Choices
+from qres.errors import QresError, UnsupportedError, UsageError
+from qres.gguf_file import Inventory
+from qres.imatrix import Imatrix
+from qres.recipe import Wishes, make
+from qres.recipe_records import Recipe
+from qres.records import Result, Skipped
+from qres.verify import VerifyOptions
+
+MORE_BPW = ("+0.10bpw", "+0.25bpw")
+"""Budgets beside the sizes of the measured levels: beyond the smallest of them."""
+VERIFY_CHUNKS = 8
+"""Chunks that recipes are verified on; they take no part in the scan."""
+
+
+@dataclass(frozen=True)
+class Building:
+    """Where recipes are built, and from what."""
+
+    reference: Inventory
+    imatrix: Imatrix | None
+    folder: Path
+    options: VerifyOptions
+
+
+def planned(result: Result) -> Result:
+    """The result with what 16 bit is worth and with recipes for the usual budgets, all of it predicted.
+
+    Where there can be none, the reason is among what was skipped, unless the result says it elsewhere.
+    """
+    if result.sensitivity is None or not result.sensitivity.used or not result.ladder:
+        return result
+    try:
+        choices = Choices(result)
+    except (UnsupportedError, UsageError) as error:
+        return replace(result, skipped=(*result.skipped, Skipped("recipes", error.message)))
+    found = []
+    for text in _budgets(choices):
+        try:
+            found.append(make(choices, budgets.parse(text), Wishes()))
+        except UsageError:  # a level smaller than any mix of what was predicted
+            continue
+    return replace(result, recoveries=recovery.recoveries(choices), recipes=tuple(found))
+
+
+def _budgets(choices: Choices) -> list[str]:
+    known = choices.result.ladder
+    names = [level.name for level in choices.levels if any(rung.level == level.name for rung in known)]
+    return [*(f"same-as:{name}" for name in names), *MORE_BPW]
+
+
+def built(result: Result, building: Building, listener: Listener) -> Result:
+    """The result with its recipes built into the folder and verified beside their levels.
+
+    What fails does not take the result along: the scan is done.
+    """
+    made: list[tuple[Recipe, Inventory]] = []
+    skipped: list[Skipped] = []
+    for recipe in result.recipes:
+        try:
+            made.append(_built(recipe, building, listener))
+        except QresError as error:
+            skipped.append(Skipped(f"recipe {recipe.budget}", str(error)))
+            listener.warn(f"The recipe {recipe.budget} could not be built: {error}")
+    found: Sequence[Recipe] = [recipe for recipe, _ in made]
+    if made:
+        try:
+            rows = verify.verify(building.reference, made, None, building.imatrix, building.options, listener)
+            found = [replace(recipe, verification=row) for (recipe, _), row in zip(made, rows, strict=True)]
+        except QresError as error:
+            skipped.append(Skipped("verification of recipes", str(error)))
+            listener.warn(f"The recipes could not be verified: {error}")
+    for recipe in found:
+        recipe_files.save(recipe, _folder(recipe, building), str(building.reference.path))
+    known = {recipe.budget: recipe for recipe in found}
+    recipes = tuple(known.get(recipe.budget, recipe) for recipe in result.recipes)
+    return replace(result, recipes=recipes, skipped=(*result.skipped, *skipped))
+
+
+def _built(recipe: Recipe, building: Building, listener: Listener) -> tuple[Recipe, Inventory]:
+    folder = _folder(recipe, building)
+    target = folder / f"{building.reference.path.stem}-{folder.name}.gguf"
+    threads = building.options.threads
+    one = build.build(
+        *(building.reference, recipe, target, building.imatrix, threads, listener),
+        force=True,  # of an earlier scan into the same folder
+    )
+    return replace(recipe, built=one), gguf_file.read(target)
+
+
+def _folder(recipe: Recipe, building: Building) -> Path:
+    return recipe_files.default_folder(building.folder / "result.json", recipe)
