@@ -103,9 +103,9 @@ def base_level(choices: Choices, wishes: Wishes) -> str:
     """
     if wishes.level is None:
         return choices.levels[0].name
-    stock = choices.stock()
-    if wishes.level not in stock:
-        raise UsageError(f"the result knows no level {wishes.level!r}", f"take one of {', '.join(stock)}")
+    known = choices.stock()
+    if wishes.level not in known:
+        raise UsageError(f"the result knows no level {wishes.level!r}", f"take one of {', '.join(known)}")
     return wishes.level
 
 
@@ -115,11 +115,11 @@ def _limit(choices: Choices, budget: Budget, start: str) -> int:
         return budget.file_bytes - choices.header_bytes
     if budget.bpw is not None:
         return int(budget.bpw * choices.n_weights / 8)
-    stock = choices.stock()
+    known = choices.stock()
     wanted = budget.level or start
-    if wanted not in stock:
-        raise UsageError(f"{budget.text}: the result does not know that level", f"take one of {', '.join(stock)}")
-    return choices.bytes_of(stock[wanted]) + int((budget.more_bpw or 0.0) * choices.n_weights / 8)
+    if wanted not in known:
+        raise UsageError(f"{budget.text}: the result does not know that level", f"take one of {', '.join(known)}")
+    return choices.bytes_of(known[wanted]) + int((budget.more_bpw or 0.0) * choices.n_weights / 8)
 
 
 def _plan(choices: Choices, wishes: Wishes, start: str) -> _Plan:
@@ -295,19 +295,22 @@ def _planned(row: Row, type_name: str, expected: Expected | None, plan: _Plan) -
 def _nearest(choices: Choices, types: Mapping[str, str]) -> str:
     """The level that llama.cpp makes of nearest size, for `general.file_type`."""
     size = choices.bytes_of(types)
-    known = [name for name in choices.stock() if name in levels.LADDER]
-    stock = choices.stock()
-    return min(known, key=lambda name: abs(choices.bytes_of(stock[name]) - size))
+    return min(stock(choices), key=lambda row: abs(row.bytes - size)).level
 
 
-def _stock(choices: Choices, size: int) -> tuple[Stock, ...]:
-    """The level of equal size, which is the largest that is not larger, and the next one up that is better."""
+def stock(choices: Choices) -> list[Stock]:
+    """The usual levels with their predictions, smallest first."""
     rows = [
         Stock(name, choices.bytes_of(types), choices.expected(choices.loss(types)))
         for name, types in choices.stock().items()
         if name in levels.LADDER
     ]
-    rows.sort(key=lambda row: row.bytes)
+    return sorted(rows, key=lambda row: row.bytes)
+
+
+def _stock(choices: Choices, size: int) -> tuple[Stock, ...]:
+    """The level of equal size, which is the largest that is not larger, and the next one up."""
+    rows = stock(choices)
     equal = [row for row in rows if row.bytes <= size * NEAR] or rows[:1]
     # Of levels of about one size the better one is the fair rival.
     best = min(

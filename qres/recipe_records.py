@@ -211,6 +211,16 @@ class Recipe:
 
 
 @dataclass(frozen=True)
+class Mix:
+    """The best recipe of one size."""
+
+    bytes: int
+    """Of tensor data."""
+    kld: float
+    """Predicted and calibrated."""
+
+
+@dataclass(frozen=True)
 class Recovery:
     """The cheapest ways to recover a share of a level's damage; bytes beside the level's, predicted damage."""
 

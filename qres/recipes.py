@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,11 +14,13 @@ from qres.choices import Choices
 from qres.errors import QresError, UnsupportedError, UsageError
 from qres.gguf_file import Inventory
 from qres.imatrix import Imatrix
-from qres.recipe import Wishes, make
-from qres.recipe_records import Recipe
+from qres.recipe import Wishes, make, stock
+from qres.recipe_records import Mix, Recipe
 from qres.records import Result, Skipped
 from qres.verify import VerifyOptions
 
+_MIXES = 24
+"""Steps between the smallest and the largest of the mixes that are drawn."""
 MORE_BPW = ("+0.10bpw", "+0.25bpw")
 """Budgets beside the sizes of the measured levels: beyond the smallest of them."""
 VERIFY_CHUNKS = 8
@@ -51,7 +54,27 @@ def planned(result: Result) -> Result:
             found.append(make(choices, budgets.parse(text), Wishes()))
         except UsageError:  # a level smaller than any mix of what was predicted
             continue
-    return replace(result, recoveries=recovery.recoveries(choices), recipes=tuple(found))
+    return replace(
+        result,
+        mixes=_mixes(choices),
+        stock=tuple(stock(choices)),
+        recoveries=recovery.recoveries(choices),
+        recipes=tuple(found),
+    )
+
+
+def _mixes(choices: Choices) -> tuple[Mix, ...]:
+    """The best recipes from the size of the smallest usual level to that of the largest."""
+    rows = stock(choices)
+    low, high = (8 * row.bytes / choices.n_weights for row in (rows[0], rows[-1]))
+    found = []
+    for i in range(_MIXES + 1):
+        bpw = low + (high - low) * i / _MIXES
+        with suppress(UsageError):  # pieces of the model that cannot become smaller
+            recipe = make(choices, budgets.parse(f"{bpw:.6f}bpw"), Wishes())
+            if recipe.predicted:
+                found.append(Mix(recipe.bytes, recipe.predicted.kld))
+    return tuple(found)
 
 
 def _budgets(choices: Choices) -> list[str]:

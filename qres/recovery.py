@@ -66,7 +66,14 @@ def _by_layers(rows: list[Row], held: list[tuple[int, float]], left: float) -> t
     found = allocate([[damage[name], 0.0] for name in names], [[0, added[name]] for name in names], left)
     if found is None:
         return (), None
-    return tuple(name for name, k in zip(names, found.choice, strict=True) if k), round(found.value)
+    kept = {name for name, k in zip(names, found.choice, strict=True) if k}
+    return tuple(sorted(kept, key=_place)), round(found.value)
+
+
+def _place(layer: str) -> tuple[int, str]:
+    """Layers by their number, then what is outside them."""
+    number = layer.removeprefix("layer ")
+    return (int(number), "") if number.isdigit() else (1 << 30, layer)
 
 
 def _cheapest(options: list[list[tuple[int, float]]], left: float, before: int) -> int | None:

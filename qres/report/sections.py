@@ -11,6 +11,8 @@ from qres.report import (
     charts,
     file_tables,
     layer_tables,
+    recipe_charts,
+    recipe_tables,
     residual_view,
     sensitivity_charts,
     sensitivity_tables,
@@ -50,6 +52,7 @@ _CHARTS: dict[str, Callable[[Result], dict[str, Any] | None]] = {
     "drift": charts.drift,
     "own_error": charts.own_error,
     "ledger": charts.ledger,
+    "recipes": recipe_charts.recipes,
     "trust": sensitivity_charts.trust,
     "tensors": sensitivity_charts.tensors,
 }
@@ -60,7 +63,9 @@ def sections(result: Result) -> tuple[Section, ...]:
     found = (
         _levels(result),
         Section("numbers", "Numbers to mind", _filled(file_tables.non_finite(result), file_tables.extremes(result))),
+        _recipes(result),
         _keep(result),
+        _sixteen(result),
         _devices(result),
         _units(result),
         _trust(result),
@@ -96,6 +101,20 @@ def _keep(result: Result) -> Section:
     )
     items = _filled(*(layer_tables.keep(result, level) for level in result.levels))
     return Section("keep", "What must stay at 16 bit", (intro, *items) if items else ())
+
+
+def _recipes(result: Result) -> Section:
+    if not result.recipes:
+        return Section("recipes", "Recipes", ())
+    items = _filled(recipe_tables.recipes(result), recipe_tables.verified(result), recipe_tables.levels(result))
+    head = (recipe_tables.answer(result), _figure("recipes", result))
+    return Section("recipes", "Recipes: a better file of the same size", (*head, *items))
+
+
+def _sixteen(result: Result) -> Section:
+    items = _filled(recipe_tables.recoveries(result))
+    name, title = "sixteen", "Is 16 bit worth its bytes?"
+    return Section(name, title, (recipe_tables.sixteen_answer(result), *items) if items else ())
 
 
 def _devices(result: Result) -> Section:

@@ -27,6 +27,15 @@ FIGURES = {
         "another.",
         "Not drawn: no level has a mean KLD above zero.",
     ),
+    "recipes": Reading(
+        "The best mixes beside the levels",
+        "The line is the best recipe of each size, calculated; hollow marks are predicted (≈), filled ones measured. "
+        "A file is worth having only where nothing to its left is lower. The distance from a level down to the line is "
+        "what other types for its tensors gain at the same size.",
+        "Predictions choose the recipes, so that they flatter them a little: only filled marks are evidence. Predicted "
+        "and measured marks can be of different texts, which the tables name.",
+        "Not drawn: there are no recipes.",
+    ),
     "distribution": Reading(
         "KLD of single tokens",
         "How the positions spread over KLD, on a logarithmic axis; the dashed lines are the means. A mean far to the "
