@@ -13,6 +13,8 @@ from qres.gguf_file import Inventory
 from qres.imatrix import Imatrix
 from qres.recipe_records import Built, Recipe
 
+_AGAIN = "make the recipe again with qres recipe; nothing was left"
+
 
 class Listener(Protocol):
     """Hears how it gets on."""
@@ -110,7 +112,9 @@ def build(
         found.append(made)
         _compare(recipe, {tensor.name: tensor.type for tensor in made.tensors}, "llama.cpp made")
         if made.tensor_bytes != recipe.bytes:
-            raise NativeError(f"the file holds {made.tensor_bytes} bytes of tensors, planned were {recipe.bytes}")
+            raise NativeError(
+                f"the file holds {made.tensor_bytes} bytes of tensors, planned were {recipe.bytes}", _AGAIN
+            )
 
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -148,8 +152,9 @@ def _compare(recipe: Recipe, held: dict[str, str], what: str) -> None:
         first = wrong[0]
         more = f"; {len(wrong) - 1} more differ" if len(wrong) > 1 else ""
         raise NativeError(
-            f"{what} {show(first.name)} {held.get(first.name) or 'not at all'} where {first.type} is planned{more}"
+            f"{what} {show(first.name)} {held.get(first.name) or 'not at all'} where {first.type} is planned{more}",
+            _AGAIN,
         )
     extra: Sequence[str] = sorted(set(held) - {tensor.name for tensor in recipe.tensors})
     if extra:
-        raise NativeError(f"{what} a tensor that is not planned: {show(extra[0])}")
+        raise NativeError(f"{what} a tensor that is not planned: {show(extra[0])}", _AGAIN)

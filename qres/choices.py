@@ -180,9 +180,14 @@ def _require(result: Result) -> None:
             f"{result.reference.name} was no 16-bit model: nothing can be made from it", "scan the 16-bit model"
         )
     if not found.used:
-        raise UnsupportedError(f"no recipe without predictions, and there are none: {found.reason}")
+        raise UnsupportedError(
+            f"no recipe without predictions, and there are none: {found.reason}",
+            "the report still says which units were measured to be sensitive",
+        )
     if not result.ladder:
-        raise UnsupportedError(f"no recipe: llama.cpp cannot quantize {result.reference.name}")
+        raise UnsupportedError(
+            f"no recipe: llama.cpp cannot quantize {result.reference.name}", "the report says why, under Not measured"
+        )
     if not any(level.tensor_types for level in result.levels):
         raise UnsupportedError("no recipe: no level was measured that it could be calibrated on", "scan again")
 

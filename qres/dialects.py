@@ -95,7 +95,9 @@ def parse(text: str) -> list[Rule]:
         try:
             re.compile(pattern)
         except re.error as error:
-            raise InputError(f"{show(pattern)!r} is no regular expression: {error}") from error
+            raise InputError(
+                f"{show(pattern)!r} is no regular expression: {error}", "correct the rule, or take it out"
+            ) from error
         found.append(Rule(pattern, name))
         end = match.end()
     rest = plain[end:].strip(", \t\r\n")

@@ -31,7 +31,9 @@ def read(choices: Choices, path: Path, wishes: Wishes) -> tuple[Recipe, list[Dev
         with path.open("rb") as file:
             begin = file.read(4)
     except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}") from error
+        raise InputError(
+            f"cannot read {path}: {error.strerror or error}", "give a GGUF, or rules for a quantizer"
+        ) from error
     types, level = _of_gguf(choices, path, wishes) if begin == b"GGUF" else _of_rules(choices, path, wishes)
     base = level if level in levels.LADDER else "Q4_K_M"
     recipe = of_types(choices, types, f"types of {path.name}", base, wishes)
@@ -50,7 +52,9 @@ def _of_gguf(choices: Choices, path: Path, wishes: Wishes) -> tuple[dict[str, st
     types = {name: held[name].type for name in choices.by_name}
     odd = next((name for name, kind in types.items() if kind not in levels.TYPE_TRAITS), None)
     if odd is not None:
-        raise InputError(f"{show(path.name)}: {show(odd)} is {types[odd]}, which this qres does not know")
+        raise InputError(
+            f"{show(path.name)}: {show(odd)} is {types[odd]}, which this qres does not know", "update qres"
+        )
     own = inventory.file_type if inventory.file_type in choices.stock() else None
     return types, own if own and wishes.level is None else base_level(choices, wishes)
 

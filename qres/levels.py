@@ -234,7 +234,8 @@ def fitting_type(name: str, row: int) -> str:
     traits = TYPE_TRAITS.get(name)
     if traits is None or traits.removed:
         known = [t.name for t in _TYPES if not t.removed]
-        raise UsageError(f"unknown tensor type {name!r}{_did_you_mean(name.upper(), known)}")
+        message = f"unknown tensor type {name!r}{_did_you_mean(name.upper(), known)}"
+        raise UsageError(message, "types are those of tensors, such as Q4_K, Q6_K or F16")
     if row % traits.block_size == 0:
         return name
     fallback = FALLBACK.get(name)

@@ -55,7 +55,10 @@ def parse_pin(text: str) -> tuple[str, str]:
     try:
         re.compile(pattern)
     except re.error as error:
-        raise UsageError(f"--pin {text!r}: {pattern!r} is no regular expression: {error}") from error
+        raise UsageError(
+            f"--pin {text!r}: {pattern!r} is no regular expression: {error}",
+            "put a backslash before special characters",
+        ) from error
     levels.fitting_type(name.upper(), 256 * 128)  # raises where there is no such type
     return pattern, name.upper()
 
@@ -140,7 +143,10 @@ def _plan(choices: Choices, wishes: Wishes, start: str) -> _Plan:
             plan.fixed[name] = held[name]
     for (pattern, type_name), count in zip(wishes.pins, matched, strict=True):
         if not count:
-            raise UsageError(f"--pin {pattern}={type_name}: no tensor that is quantized has such a name")
+            raise UsageError(
+                f"--pin {pattern}={type_name}: no tensor that is quantized has such a name",
+                "the names are in the report, such as blk.0.ffn_down.weight",
+            )
         plan.notes.append(f"{pattern} is pinned to {type_name}: {count} tensor{'s' if count > 1 else ''}.")
     unknown = [name for name in plan.pinned if loss_of(choices.by_name[name], plan.fixed[name]) is None]
     if unknown:

@@ -21,6 +21,8 @@ from qres.metrics import clustered_se
 from qres.native import worker
 from qres.recipe_records import Expected, Measure, Pairing, Recipe, Verification
 
+_GIVE = "give the file that qres build made"
+
 
 @dataclass(frozen=True)
 class VerifyOptions:
@@ -43,10 +45,10 @@ def require_built(recipe: Recipe, reference: Inventory, built: Inventory) -> Non
     name = show(built.path.name)
     difference = gguf_file.shape_difference(reference, built) or gguf_file.tokenizer_difference(reference, built)
     if difference:
-        raise InputError(f"{name} is not the same model as {show(reference.path.name)}: {difference}")
+        raise InputError(f"{name} is not the same model as {show(reference.path.name)}: {difference}", _GIVE)
     vector = gguf_file.vector_difference(reference, built)
     if vector:
-        raise InputError(f"{name} was not made from {show(reference.path.name)}: {show(vector)} differs")
+        raise InputError(f"{name} was not made from {show(reference.path.name)}: {show(vector)} differs", _GIVE)
     held = {tensor.name: tensor.type for tensor in built.tensors}
     odd = next((tensor for tensor in recipe.tensors if held[tensor.name] != tensor.type), None)
     if odd is not None:

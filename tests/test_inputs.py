@@ -24,6 +24,7 @@ from tests import (
     inputs_models,
     inputs_names,
     inputs_options,
+    inputs_recipes,
     inputs_results,
     inputs_shards,
     inputs_texts,
@@ -42,6 +43,7 @@ TABLES = (
     *(inputs_models.NO_MODELS, inputs_models.PAIRS),
     *(inputs_texts.TEXTS, inputs_options.OPTIONS, inputs_results.RESULTS),
     *(inputs_names.EVIL, inputs_names.HOSTILE, inputs_imatrix.IMATRICES),
+    *(inputs_recipes.RECIPES, inputs_recipes.BUILDS, inputs_recipes.VERIFICATIONS),
 )
 
 
