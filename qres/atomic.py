@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import psutil
+
 
 @contextmanager
 def whole_file(target: Path) -> Iterator[Path]:
@@ -25,15 +27,17 @@ def whole_file(target: Path) -> Iterator[Path]:
             partial.unlink()
 
 
-def remove_leftovers(folder: Path, names: str) -> None:
-    """Take away what processes that were killed left half written; only for who is alone at work there.
+def remove_leftovers(folder: Path, names: str, *, dead_only: bool = False) -> None:
+    """Take away what processes that were killed left half written.
 
     Args:
         folder: Where they wrote.
         names: A regular expression of the final names.
+        dead_only: Leave files of processes that are alive, for who may not be alone at work there.
     """
-    ours = re.compile(rf"\.(?:{names})\.\d+\.partial")
+    ours = re.compile(rf"\.(?:{names})\.(?P<pid>\d+)\.partial")
     for path in folder.glob(".*.partial"):
-        if ours.fullmatch(path.name):
+        match = ours.fullmatch(path.name)
+        if match and not (dead_only and psutil.pid_exists(int(match["pid"]))):
             with suppress(OSError):
                 path.unlink()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
 from qres import file_stamp, gguf_file, levels, quantizing
+from qres.atomic import remove_leftovers
 from qres.errors import InputError, NativeError, UsageError
 from qres.gguf_cursor import show
 from qres.gguf_file import Inventory
@@ -118,6 +120,7 @@ def build(
 
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(target.parent, re.escape(target.name), dead_only=True)
         quantizing.make(
             *(reference, target.name, ftype, target, threads, listener.step, stamps, imatrix),
             check=check,

@@ -22,6 +22,8 @@ INTERVAL_CHUNKS = 8
 MODEL_ERROR = 0.10
 """Standard error of ln(measured / predicted) of a recipe that is no level, beside what texts differ by; measured over
 the recipes in docs/recipes.md."""
+_ONE_CHUNK = 0.5
+"""Relative standard error of a level's KLD where one chunk gives none: texts differ that much."""
 _Z = 1.96
 _PADDING = 32
 """Tensors begin at multiples of it: GGUF's default alignment, which llama.cpp's quantizer writes."""
@@ -100,7 +102,7 @@ class Choices:
         factor = self.factor(raw)
         level = min(self.levels, key=lambda level: abs(math.log((level.output.kld_mean or 1) / max(raw, 1e-12))))
         out = level.output
-        relative = (out.kld_se or 0.0) / (out.kld_mean or 1.0)
+        relative = _ONE_CHUNK if out.kld_se is None else out.kld_se / (out.kld_mean or 1.0)
         spread = MODEL_ERROR**2 + relative**2 + relative**2 * out.chunks / INTERVAL_CHUNKS
         reach = math.exp(_Z * math.sqrt(spread))
         kld = raw * factor

@@ -35,8 +35,7 @@ def read(choices: Choices, path: Path, wishes: Wishes) -> tuple[Recipe, list[Dev
             f"cannot read {path}: {error.strerror or error}", "give a GGUF, or rules for a quantizer"
         ) from error
     types, level = _of_gguf(choices, path, wishes) if begin == b"GGUF" else _of_rules(choices, path, wishes)
-    base = level if level in levels.LADDER else "Q4_K_M"
-    recipe = of_types(choices, types, f"types of {path.name}", base, wishes)
+    recipe = of_types(choices, types, f"types of {path.name}", level, wishes)
     return recipe, deviations(choices, types, level)
 
 

@@ -24,7 +24,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from qres.records import Result
-from qres.report import tables
+from qres.report import recipe_tables, tables
 from qres.report.plain import plain, plain_line, plain_record
 
 
@@ -110,6 +110,9 @@ def show_answer(result: Result, paths: Sequence[Path]) -> None:
         console.print(Text(warning, style="yellow"))
     console.print(Text(result.verdict.headline, style="bold"))
     console.print(Text(result.verdict.keep))
+    mix = recipe_tables.short(result)
+    if mix:
+        console.print(Text(mix))
     console.print(Text(plain(f"Report: {paths[0]} (also {', '.join(path.name for path in paths[1:])})")))
     console.print()
     console.print(_levels(result))

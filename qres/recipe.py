@@ -39,7 +39,8 @@ class _Plan:
     rows: list[Row]
     fixed: dict[str, str]
     """Types that are not chosen."""
-    pinned: set[str] = field(default_factory=set)
+    pinned: dict[str, None] = field(default_factory=dict)
+    """In the order of the file."""
     notes: list[str] = field(default_factory=list)
 
 
@@ -136,7 +137,7 @@ def _plan(choices: Choices, wishes: Wishes, start: str) -> _Plan:
         if which is not None and row.quantizable:
             matched[which] += 1
             plan.fixed[name] = levels.fitting_type(wishes.pins[which][1], row.tensor.shape[0])
-            plan.pinned.add(name)
+            plan.pinned[name] = None
         elif row.types:
             plan.rows.append(row)
         else:
@@ -148,6 +149,9 @@ def _plan(choices: Choices, wishes: Wishes, start: str) -> _Plan:
                 "the names are in the report, such as blk.0.ffn_down.weight",
             )
         plan.notes.append(f"{pattern} is pinned to {type_name}: {count} tensor{'s' if count > 1 else ''}.")
+    beyond = [name for name in plan.pinned if plan.fixed[name] == "F16" != choices.by_name[name].tensor.type_16bit]
+    if beyond:
+        plan.notes.append(f"{beyond[0]} is pinned to F16, whose range its values may leave: BF16 holds them.")
     unknown = [name for name in plan.pinned if loss_of(choices.by_name[name], plan.fixed[name]) is None]
     if unknown:
         plan.notes.append(f"{plan.fixed[unknown[0]]} has no prediction, so that the recipe has none.")
@@ -239,8 +243,7 @@ def _recipe(
 ) -> Recipe:
     chosen = {row.tensor.name: row.types[k] for row, k in zip(plan.rows, found.choice, strict=True)}
     types = plan.fixed | chosen
-    base = budget.level if budget.level in levels.LEVELS_BY_NAME else _nearest(choices, types)
-    return _record(choices, types, budget.text, base, wishes, plan, limit, found.gap)
+    return _record(choices, types, budget.text, budget.level or "", wishes, plan, limit, found.gap)
 
 
 def _record(
@@ -264,7 +267,7 @@ def _record(
         fingerprint=result.fingerprint,
         budget=budget,
         purpose=wishes.purpose,
-        base=base,
+        base=base if base in levels.LADDER else _nearest(choices, types),  # rules count only in levels that quantize
         tensors=tuple(_planned(row, types[row.tensor.name], expected, plan) for row in choices.rows),
         bytes=size,
         limit_bytes=limit,

@@ -139,6 +139,9 @@ class Verification:
     predicted: Expected | None
     inside: bool | None
     """The measured KLD is within the predicted interval."""
+    predicted_here: float | None = None
+    """The first level's KLD on this text times predicted recipe over predicted level: what is left of the prediction when
+    texts differ."""
 
 
 @dataclass(frozen=True)

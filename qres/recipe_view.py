@@ -70,6 +70,9 @@ def show_verification(recipe: Recipe, found: Verification, path: Path) -> None:
     console = answer_console()
     own = found.recipe
     console.print(Text(_verdict(found), style="bold"))
+    if found.predicted_here is not None and found.levels and own.kld is not None:
+        here = f"{PREDICTED}{significant(found.predicted_here)}, {own.kld / found.predicted_here - 1:+.0%}"
+        console.print(Text(f"From what {found.levels[0].name} does on this text, {here} (texts differ)."))
     for pair, level in zip(found.pairs, found.levels, strict=True):
         if pair.kld_difference is not None and level.kld and own.kld is not None:
             less = "less" if own.kld < level.kld else "more"
@@ -104,7 +107,7 @@ def _verdict(found: Verification) -> str:
     if predicted is None or own.kld is None or found.inside is None:
         return f"{measured}; nothing was predicted."
     held = "inside" if found.inside else "OUTSIDE"
-    return f"{measured}, predicted {_expected(predicted)}: {held} the interval, {own.kld / predicted.kld - 1:+.0%}."
+    return f"{measured}, predicted {_expected(predicted)}: {held} the interval, measured is {own.kld / predicted.kld - 1:+.0%}."
 
 
 def _expected(found: Expected | None) -> str:

@@ -165,7 +165,16 @@ def _verification(
         pairs=tuple(_pair(name, compared, one) for name, (one, _) in beside.items()),
         predicted=recipe.predicted,
         inside=_inside(own.kld, recipe.predicted),
+        predicted_here=_predicted_here(recipe, beside),
     )
+
+
+def _predicted_here(recipe: Recipe, beside: dict[str, tuple[Compared, Inventory]]) -> float | None:
+    for stock in recipe.stock:
+        if stock.level in beside and stock.predicted and recipe.predicted:
+            measured = beside[stock.level][0].output.kld.mean
+            return None if measured is None else measured * recipe.predicted.kld / stock.predicted.kld
+    return None
 
 
 def _inside(kld: float | None, predicted: Expected | None) -> bool | None:

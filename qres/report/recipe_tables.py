@@ -51,6 +51,22 @@ def answer(result: Result) -> str:
     )
 
 
+def short(result: Result) -> str:
+    """One line for the terminal: the best mix of the size of a measured level; empty where there is none."""
+    for recipe in result.recipes:
+        rival, found = recipe.stock[0], recipe.verification
+        if not recipe.budget.startswith("same-as:"):
+            continue
+        level = next((one for one in found.levels if one.name == rival.level), None) if found else None
+        if found and level and recipe.built:
+            kld = f"measured KLD {significant(found.recipe.kld)} where {level.name} has {significant(level.kld)}"
+            return f"A mix of the size of {level.name} was built: {kld} (other text than above): {recipe.built.file}"
+        if recipe.predicted and rival.predicted and recipe.predicted.kld < rival.predicted.kld:
+            kld = f"KLD {predicted(recipe.predicted.kld)} where {rival.level} has {predicted(rival.predicted.kld)}"
+            return f"A mix of the size of {rival.level} is predicted to have {kld}: qres recipe makes it."
+    return ""
+
+
 def recipes(result: Result) -> Table:
     """The recipes for the usual budgets, as predicted."""
     columns = (
