@@ -140,8 +140,7 @@ class Verification:
     inside: bool | None
     """The measured KLD is within the predicted interval."""
     predicted_here: float | None = None
-    """The first level's KLD on this text times predicted recipe over predicted level: what is left of the prediction when
-    texts differ."""
+    """The first level's KLD on this text times predicted recipe over predicted level: texts differ, ratios less."""
 
 
 @dataclass(frozen=True)

@@ -106,8 +106,8 @@ def _verdict(found: Verification) -> str:
     measured = f"Measured KLD {plus_minus(own.kld, own.kld_se)}"
     if predicted is None or own.kld is None or found.inside is None:
         return f"{measured}; nothing was predicted."
-    held = "inside" if found.inside else "OUTSIDE"
-    return f"{measured}, predicted {_expected(predicted)}: {held} the interval, measured is {own.kld / predicted.kld - 1:+.0%}."
+    held = "inside the interval" if found.inside else "OUTSIDE the interval"
+    return f"{measured}, predicted {_expected(predicted)}: {held}, measured is {own.kld / predicted.kld - 1:+.0%}."
 
 
 def _expected(found: Expected | None) -> str:
