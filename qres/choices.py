@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
-from qres import levels
+from qres import correction, levels
 from qres.errors import InputError, UnsupportedError
 from qres.recipe_records import Expected, FileTensor
 from qres.records import Level, Result
@@ -190,18 +190,25 @@ def _require(result: Result) -> None:
         raise UnsupportedError(
             f"no recipe: llama.cpp cannot quantize {result.reference.name}", "the report says why, under Not measured"
         )
+    lengths = {len(result.tensors), *(len(rung.types) for rung in result.ladder)}
+    lengths |= {len(level.tensor_types) for level in result.levels if level.tensor_types}
+    if len(lengths) > 1:
+        raise InputError("the result's lists of tensor types differ in length", "scan again")
     if not any(level.tensor_types for level in result.levels):
         raise UnsupportedError("no recipe: no level was measured that it could be calibrated on", "scan again")
 
 
 def _rows(result: Result) -> list[Row]:
-    """Options from the predictions."""
+    """Options from the predictions, made steadier and corrected by what was patched."""
+    corrected = correction.factors(result)
     predicted: dict[str, dict[str, list[float | None]]] = defaultdict(lambda: defaultdict(list))
     uses: dict[str, int] = defaultdict(int)
     for damage in result.sensitivity.tensors if result.sensitivity else ():
         uses[damage.tensor] += 1  # a tied head is used twice, and stored once
+        times = corrected[damage.tensor, damage.unit]
         for one in damage.types:
-            predicted[damage.tensor][one.type].append(one.predicted_kld)
+            loss = None if one.predicted_kld is None else one.predicted_kld * times
+            predicted[damage.tensor][one.type].append(loss)
     widest = result.ladder[-1].types  # what llama.cpp does not quantize even there, it never does
     rows = []
     for tensor, held in zip(result.tensors, widest, strict=True):

@@ -26,6 +26,7 @@ from qres.cli_options import (
     MakeImatrixOption,
     OutOption,
     RankOption,
+    RecipeOption,
     ResumeOption,
     TextOption,
     ThreadsOption,
@@ -100,12 +101,7 @@ def scan(
     dtype: DtypeOption = Dtype.auto,
     imatrix: ImatrixOption = None,
     make_imatrix: MakeImatrixOption = None,
-    recipe: Annotated[
-        bool,
-        typer.Option(
-            "--recipe", help="Also build the best mixes for the usual budgets, and measure them on other text."
-        ),
-    ] = False,
+    recipe: RecipeOption = False,
     resume: ResumeOption = False,
     cache: CacheOption = None,
 ) -> None:
@@ -152,6 +148,7 @@ def demo(
     chunks: Annotated[int, typer.Option("--chunks", min=1, help="Chunks to report on.")] = 4,
     out: OutOption = None,
     threads: ThreadsOption = THREADS,
+    recipe: RecipeOption = False,
     resume: ResumeOption = False,
     cache: CacheOption = None,
 ) -> None:
@@ -164,7 +161,14 @@ def demo(
     levels_to_make(_names(levels))  # before the model is made
     model = demo_model.reference((cache or level_cache.default_folder()) / "demo")
     options = ScanOptions(
-        model=model, levels=_names(levels), chunks=chunks, rank_chunks=2, threads=threads, cache=cache, resume=resume
+        model=model,
+        levels=_names(levels),
+        chunks=chunks,
+        rank_chunks=2,
+        threads=threads,
+        recipe=recipe,
+        cache=cache,
+        resume=resume,
     )
     _scan(options, folder(out) or write.default_folder((model,)))
 

@@ -105,6 +105,10 @@ MakeImatrixOption = Annotated[
     Path | None,
     path_option("--make-imatrix", "Also write an importance matrix of the model to this .gguf."),
 ]
+RecipeOption = Annotated[
+    bool,
+    typer.Option("--recipe", help="Also build the best mixes for the usual budgets, and measure them on other text."),
+]
 GpuOption = Annotated[int, typer.Option("--n-gpu-layers", min=0, help="Layers to put on the GPU.")]
 CacheOption = Annotated[
     Path | None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -275,8 +276,8 @@ def _record(
         predicted=expected,
         gap=gap,
         selection=Selection(
-            rank_text=f"{result.settings.rank_text}, {result.settings.rank_chunks} chunks",
-            report_text=f"{result.settings.text}, {result.settings.chunks} chunks",
+            rank_text=_counted(result.settings.rank_text, result.settings.rank_chunks),
+            report_text=_counted(result.settings.text, result.settings.chunks),
             n_ctx=result.settings.n_ctx,
             chunk_digests=result.settings.chunk_digests,
         ),
@@ -285,6 +286,11 @@ def _record(
         imatrix_digest=sensitivity.imatrix_digest if sensitivity else "",
         notes=tuple(plan.notes),
     )
+
+
+def _counted(text: str, chunks: int) -> str:
+    """The text's name and how many chunks of it, unless the name says so."""
+    return text if "chunks" in text else f"{text}, {chunks} chunk{'s' if chunks > 1 else ''}"
 
 
 def _planned(row: Row, type_name: str, expected: Expected | None, plan: _Plan) -> PlannedTensor:
@@ -323,7 +329,8 @@ def _stock(choices: Choices, size: int) -> tuple[Stock, ...]:
     equal = [row for row in rows if row.bytes <= size * NEAR] or rows[:1]
     # Of levels of about one size the better one is the fair rival.
     best = min(
-        equal[-3:], key=lambda row: (row.bytes < equal[-1].bytes / NEAR, row.predicted.kld if row.predicted else 0.0)
+        equal[-3:],
+        key=lambda row: (row.bytes < equal[-1].bytes / NEAR, row.predicted.kld if row.predicted else math.inf),
     )
     above = [row for row in rows if row.bytes > max(size * NEAR, best.bytes)]
     return (best, *above[:1])

@@ -25,7 +25,7 @@ from qres.native.vocabulary import Vocabulary
 from qres.residual import trace
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # run as a script, its folder is on the path, not the project
-from tests import bench_prediction
+from tests import bench_prediction, bench_recipe
 
 N_CTX, ROUNDS, THREADS = 512, 7, os.cpu_count() or 2
 UNITS = 8
@@ -56,6 +56,7 @@ def main() -> None:
         _measure(files)
         texts = [_chunks(files[0], name) for name in ("rank", "report")]
         bench_prediction.measure(files, texts[0], texts[1], say)
+        bench_recipe.measure(files[0], THREADS, say)
 
 
 def _chunks(model: Path, text: str) -> list[corpus.Chunk]:

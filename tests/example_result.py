@@ -1,13 +1,21 @@
-"""A realistic Result made by code: 6 layers, 13 stream points, 2 levels, with gaps, fallbacks and warnings.
+"""A realistic Result made by code: 6 layers, 13 stream points, 2 levels, 4 recipes, with gaps, fallbacks and warnings.
 
-The numbers hang together: ledger shares add up to 1, growth is the ratio of neighbouring drifts, type shares add up
-to the file, gap shares are KLD over the level's KLD. Nothing here is random, so golden files stay the same.
+The numbers hang together: ledger shares add up to 1, growth is the ratio of neighbouring drifts, tensors add up to type
+shares, these and the header to the file, gap shares are KLD over the level's KLD. Recipes are chosen by qres from the
+example's own predictions; what one of them was measured to do is made up. Nothing here is random, so golden files stay
+the same.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections import Counter
+from functools import cache
 
+from qres import levels as known_levels
+from qres import recipe_records as rr
+from qres import recipes
 from qres import records as r
 from tests import example_sensitivity
 
@@ -15,11 +23,48 @@ N_LAYER = 6
 BRANCHES = ("attention", "ffn")
 WEIGHTS = {"attention": ("attn_q", "attn_k", "attn_v", "attn_output"), "ffn": ("ffn_gate", "ffn_up", "ffn_down")}
 UNIT_BYTES_16 = {"attention": 1_769_472, "ffn": 5_308_416, "embedding": 56_623_104, "head": 56_623_104}
+N_EMBD, N_VOCAB = 576, 49_152
+SHAPES = {
+    "attn_norm": (N_EMBD,),
+    "attn_q": (N_EMBD, N_EMBD),
+    "attn_k": (N_EMBD, 192),
+    "attn_v": (N_EMBD, 192),
+    "attn_output": (N_EMBD, N_EMBD),
+    "ffn_norm": (N_EMBD,),
+    "ffn_gate": (N_EMBD, 1536),
+    "ffn_up": (N_EMBD, 1536),
+    "ffn_down": (1536, N_EMBD),
+}
+HEADER_BYTES = 1_726_464
+"""Metadata and tensor table of each file."""
+LADDER: dict[str, dict[str, str]] = {
+    "Q2_K": {"": "Q2_K", "ffn_down": "Q3_K", "attn_v": "Q4_K"},
+    "Q3_K_M": {"": "Q3_K", "ffn_down": "Q4_K", "attn_k": "Q4_K", "attn_v": "Q4_K", "attn_output": "Q4_K"},
+    "IQ4_XS": {"": "IQ4_XS", "attn_v": "Q5_K"},
+    "Q4_0": {"": "Q4_0"},
+    "Q4_K_M": {"": "Q4_K"},
+    "Q5_K_M": {"": "Q5_K", "ffn_down": "Q6_K"},
+    "Q6_K": {"": "Q6_K"},
+    "Q8_0": {"": "Q8_0"},
+}
+"""Level -> what it asks for, by part of a layer; rows of 576 get what llama.cpp falls back to."""
 REFERENCE_RATIO = (3.42, 1.21, 0.31, 0.44, 0.18, 0.29, 0.14, 0.22, 0.12, 0.24, 0.21, 0.93)
 
 
 def example() -> r.Result:
-    """Two levels of a small model; Q4_K_M is recommended."""
+    """Two levels of a small model; Q4_K_M is recommended, and one recipe is verified."""
+    found = _planned()
+    first, *others = found.recipes
+    return dataclasses.replace(found, recipes=(_verified(first), *others))
+
+
+@cache
+def _planned() -> r.Result:
+    """With what qres makes of the predictions."""
+    return recipes.planned(_scanned())
+
+
+def _scanned() -> r.Result:
     four, eight = _level("Q4_K_M", 1.0), _level("Q8_0", 0.055)
     sensitivity = example_sensitivity.sensitivity(four)
     levels = (
@@ -34,12 +79,12 @@ def example() -> r.Result:
             architecture="llama",
             norm_placement="pre",
             n_layer=N_LAYER,
-            n_embd=576,
-            n_vocab=49_152,
+            n_embd=N_EMBD,
+            n_vocab=N_VOCAB,
             n_ctx_train=8192,
-            bytes=99_090_432,
-            bpw=16.0,
-            types=(r.TypeShare("F16", 43, 49_541_184, 99_082_368), r.TypeShare("F32", 13, 7_488, 29_952)),
+            bytes=_data_bytes("F16") + HEADER_BYTES,
+            bpw=_bpw("F16"),
+            types=_types("F16"),
             is_16bit=True,
         ),
         settings=r.Settings(
@@ -58,6 +103,7 @@ def example() -> r.Result:
             n_gpu_layers=0,
             units="ranked",
             elapsed_s=74.3,
+            chunk_digests=tuple(f"{chunk:016x}" for chunk in range(0xA1, 0xA1 + 10)),
         ),
         noise_floor=r.NoiseFloor(kld_mean=1.8e-4, drift_median=4.1e-4),
         stream=_stream(),
@@ -72,7 +118,7 @@ def example() -> r.Result:
         assumptions=("The cache is 16 bit.", "A phone leaves half of its memory to one application."),
         verdict=r.Verdict(
             level="Q4_K_M",
-            headline="Ship Q4_K_M: 39.8 MiB, KLD 0.0582, the same first token at 88.6 % of positions.",
+            headline="Ship Q4_K_M: 33.5 MiB, KLD 0.0582, the same first token at 88.6 % of positions.",
             keep="Keep head and 0.ffn at 16 bit if you have 74.1 MiB more: that recovers 57 % of the damage.",
             details="Most of the damage is in the head; drift grows in layer 0 and hardly after it.",
         ),
@@ -81,7 +127,10 @@ def example() -> r.Result:
             r.Skipped("2.attention at Q4_K_M", "outside the default budget of 12 units"),
         ),
         sensitivity=sensitivity,
-        warnings=("Q4_K_M: 18 of 43 tensors are on a fallback type.", "Only 8 chunks: standard errors are rough."),
+        fingerprint="5b0c" * 16,
+        tensors=_tensors(),
+        ladder=tuple(rr.Rung(level, tuple(_held(level).values())) for level in LADDER),
+        warnings=("Q4_K_M: 37 of 43 tensors are on a fallback type.", "Only 8 chunks: standard errors are rough."),
     )
 
 
@@ -94,26 +143,15 @@ def _level(name: str, scale: float) -> r.Level:
         name=name,
         path=f"models/SmolLM2-6L-{name}.gguf",
         file_type=name,
-        bytes=41_706_240 if quantized else 52_666_368,
-        bpw=6.17 if quantized else 8.5,
+        bytes=_data_bytes(name) + HEADER_BYTES,
+        bpw=_bpw(name),
         nominal_bpw=4.84 if quantized else 8.5,
-        types=(
-            (
-                r.TypeShare("Q8_0", 1, 28_311_552, 30_081_024),
-                r.TypeShare("Q5_0", 30, 15_925_248, 8_958_464),
-                r.TypeShare("Q4_K", 12, 5_304_384, 2_636_800),
-                r.TypeShare("F32", 13, 7_488, 29_952),
-            )
-            if quantized
-            else (r.TypeShare("Q8_0", 43, 49_541_184, 52_636_416), r.TypeShare("F32", 13, 7_488, 29_952))
-        ),
+        types=_types(name),
         fallback_tensors=tuple(
-            r.Fallback(f"blk.{layer}.{tensor}.weight", "Q4_K", "Q5_0", "rows of 576 are not a multiple of 256")
-            for layer in range(N_LAYER)
-            for tensor in ("attn_q", "ffn_gate", "ffn_up")
-        )
-        if quantized
-        else (),
+            r.Fallback(tensor, "Q4_K", held, "rows of 576 are not a multiple of 256")
+            for tensor, held in _held(name).items()
+            if quantized and held == "Q5_0"
+        ),
         output=_output(kld, quantized),
         points=points,
         units=units,
@@ -121,6 +159,94 @@ def _level(name: str, scale: float) -> r.Level:
         keep_check=r.KeepCheck(("0.ffn",), 0.0573, 0.0446, 0.222, 3_070_976) if quantized else None,
         rank_correlation=r.RankCorrelation(13, 0.2, 0.41, 0.55, 0.88, -0.11) if quantized else None,
         additivity=r.Additivity(0.0575, None, 0.0334) if quantized else None,
+        tensor_types=tuple(_held(name).values()),
+    )
+
+
+def _tensors() -> tuple[rr.FileTensor, ...]:
+    """The reference's, in file order; its head is its embedding."""
+    rows: list[tuple[str, tuple[int, ...]]] = [("token_embd.weight", (N_EMBD, N_VOCAB))]
+    rows += [(f"blk.{layer}.{part}.weight", shape) for layer in range(N_LAYER) for part, shape in SHAPES.items()]
+    rows.append(("output_norm.weight", (N_EMBD,)))
+    return tuple(
+        rr.FileTensor(name, shape, *(("F16", "F16") if len(shape) > 1 else ("F32", ""))) for name, shape in rows
+    )
+
+
+def _held(level: str) -> dict[str, str]:
+    """Tensor -> its type in a level's file."""
+    asked = LADDER.get(level, {"": level})
+    types = {}
+    for tensor in _tensors():
+        part = tensor.name.split(".")[-2]
+        wanted = asked.get(part, asked[""])
+        types[tensor.name] = known_levels.fitting_type(wanted, tensor.shape[0]) if tensor.type_16bit else tensor.type
+    return types
+
+
+def _types(level: str) -> tuple[r.TypeShare, ...]:
+    """Of a level's file, most bytes first."""
+    tensors, weights = Counter[str](), Counter[str]()
+    for tensor, held in zip(_tensors(), _held(level).values(), strict=True):
+        tensors[held] += 1
+        weights[held] += math.prod(tensor.shape)
+    shares = [
+        r.TypeShare(held, tensors[held], weights[held], known_levels.TYPE_TRAITS[held].bytes_of(weights[held]))
+        for held in tensors
+    ]
+    return tuple(sorted(shares, key=lambda share: -share.bytes))
+
+
+def _data_bytes(level: str) -> int:
+    return sum(share.bytes for share in _types(level))
+
+
+def _bpw(level: str) -> float:
+    return 8 * _data_bytes(level) / sum(share.weights for share in _types(level))
+
+
+def _verified(recipe: rr.Recipe) -> rr.Recipe:
+    """Built, and measured beside its levels: a little worse than predicted, and better than the level of its size."""
+    rival = recipe.stock[0].predicted
+    assert recipe.predicted is not None
+    assert rival is not None
+    kld = 1.02 * recipe.predicted.kld
+    measured = [_measure("recipe", recipe.bytes, kld)]
+    for stock, known in zip(recipe.stock, (0.0597, 0.0392), strict=True):
+        measured.append(_measure(stock.level, stock.bytes, known))
+    own, *others = measured
+    size = sum(-(-tensor.bytes // 32) * 32 for tensor in recipe.tensors) + HEADER_BYTES
+    name = "SmolLM2-6L-F16-same-as-Q4_K_M.gguf"
+    return dataclasses.replace(
+        recipe,
+        built=rr.Built(f"reports/recipes/same-as-Q4_K_M/{name}", size, recipe.bytes, len(recipe.tensors)),
+        verification=rr.Verification(
+            file=name,
+            text="built-in rank text, 8 chunks",
+            n_ctx=512,
+            chunks=8,
+            tokens=2040,
+            recipe=own,
+            levels=tuple(others),
+            pairs=tuple(rr.Pairing(one.name, kld - (one.kld or 0.0), 0.0019) for one in others),
+            predicted=recipe.predicted,
+            inside=recipe.predicted.low <= kld <= recipe.predicted.high,
+            predicted_here=(others[0].kld or 0.0) * recipe.predicted.kld / rival.kld,
+        ),
+    )
+
+
+def _measure(name: str, n_bytes: int, kld: float) -> rr.Measure:
+    return rr.Measure(
+        name=name,
+        bytes=n_bytes,
+        kld=kld,
+        kld_se=0.07 * kld,
+        same_top=1 - 0.48 * math.sqrt(kld),
+        same_top_se=0.006,
+        ln_ppl_ratio=0.74 * kld,
+        ln_ppl_ratio_se=0.0041,
+        drift=0.31 * math.sqrt(kld),
     )
 
 
@@ -285,7 +411,7 @@ def _deployment() -> tuple[r.Deployment, ...]:
     rows = []
     devices = (("phone, 4 GB", 4 * 2**30, 2 * 2**30, 4096), ("watch, 64 MB", 64 * 2**20, 32 * 2**20, 2048))
     for device, ram, usable, n_ctx in devices:
-        for level, weights in (("Q4_K_M", 41_706_240), ("Q8_0", 52_666_368)):
+        for level, weights in (("Q4_K_M", _data_bytes("Q4_K_M")), ("Q8_0", _data_bytes("Q8_0"))):
             cache, compute = n_ctx * 4608, 104_857_600
             needed = weights + cache + compute
             rows.append(

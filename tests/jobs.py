@@ -40,7 +40,10 @@ def job(reference: Path, levels: Mapping[str, Path], texts: corpus.Texts, **chan
 
 def prediction(**changes: Any) -> PredictionJob:  # noqa: ANN401 - fields of PredictionJob
     """A prediction of no tensor: the replay is checked, and nothing is quantized."""
-    return replace(PredictionJob({}, {}, "", None, draws=1, device="cpu", dtype="float32"), **changes)
+    plain = PredictionJob(
+        {}, {}, imatrix="", imatrix_digest="", make_imatrix=None, draws=1, device="cpu", dtype="float32"
+    )
+    return replace(plain, **changes)
 
 
 def one_chunk(ids: tuple[int, ...]) -> corpus.Texts:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from qres import assemble, gguf_file, result_json, tensor_values
+from qres import assemble, corpus, gguf_file, result_json, tensor_values
 from qres.assemble import Inputs
 from qres.candidates import Candidate
 from qres.file_stamp import stamp
@@ -20,6 +20,7 @@ from qres.gguf_file import Inventory
 from qres.gguf_tensor import Tensor
 from qres.job import Measured, MeasuredLevel
 from qres.levels import F16_MAX, PREDICTED
+from qres.recipe_records import FileTensor, Rung
 from qres.records import Result, Settings, Skipped
 from qres.sensitivity_records import Sensitivity
 from qres.tensor_values import TensorValues
@@ -29,6 +30,7 @@ from tests.example_result import example
 HALF = F16_MAX / 2
 EXAMPLE = example()
 DOWN = "blk.1.ffn_down.weight"
+TEXTS = corpus.Texts(rank=((1, 2), (3, 4)), report=((5, 6), (3, 4)), rank_name="", report_name="", unused=0)
 NOT_PREDICTED = Sensitivity(False, "not tried", None, None, 1e-5, 0, 0, 1, "", "cpu", "", 0.0)
 
 
@@ -91,12 +93,13 @@ def inputs(model: Inventory, *names: str, **changes: Any) -> Inputs:  # noqa: AN
         memory={512: (1000, 2000)},
         remarks=(),
         skipped=(),
+        ladder=(),
     )
     return dataclasses.replace(plain, **changes)
 
 
 def settings(found: Measured) -> Settings:
-    return assemble.settings(2, 0, False, found, 1.26)
+    return assemble.settings(2, 0, False, found, TEXTS, 1.26)
 
 
 def result(model: Inventory, found: Measured, **changes: Any) -> Result:  # noqa: ANN401 - fields of Inputs
@@ -133,6 +136,12 @@ def test_settings_count_every_scored_position() -> None:
     assert (settings(found).elapsed_s, settings(found).units) == (1.3, "ranked")
 
 
+def test_settings_name_every_decoded_chunk_once() -> None:
+    names = settings(measured()).chunk_digests
+    assert names == tuple(corpus.digest(chunk) for chunk in ((1, 2), (3, 4), (5, 6)))
+    assert len(set(names)) == 3
+
+
 def test_model_file_knows_its_bytes_and_stamps(model: Inventory) -> None:
     stamps = {path: stamp(path) for path in model.shards}
     found = assemble.model_file("Q8_0", model, stamps)
@@ -147,8 +156,39 @@ def test_model_file_knows_its_bytes_and_stamps(model: Inventory) -> None:
     assert assemble.bytes_q8_0(model)[DOWN] == exact[DOWN] // 2 + exact[DOWN] // 32
 
 
-def test_result_passes_the_prediction_on(model: Inventory) -> None:
-    assert result(model, measured()).sensitivity == NOT_PREDICTED
+def test_result_passes_the_prediction_and_the_ladder_on(model: Inventory) -> None:
+    rung = Rung("Q4_K_M", tuple("Q4_K" for _ in model.tensors))
+    found = result(model, measured(), ladder=(rung,))
+    assert found.sensitivity == NOT_PREDICTED
+    assert found.ladder == (rung,)
+    assert (found.mixes, found.stock, found.recoveries, found.recipes) == ((), (), (), ())
+
+
+def test_result_names_the_tensors_of_the_reference_in_file_order(model: Inventory) -> None:
+    found = result(model, measured())
+    assert [tensor.name for tensor in found.tensors] == [tensor.name for tensor in model.tensors]
+    known = {tensor.name: tensor for tensor in found.tensors}
+    assert known[DOWN] == FileTensor(DOWN, (tiny.N_FF, tiny.N_EMBD), "F16", "F16")
+    assert known["output_norm.weight"] == FileTensor("output_norm.weight", (tiny.N_EMBD,), "F32", "")
+    assert found.fingerprint == gguf_file.fingerprint(model)
+
+
+def test_large_weights_are_bf16_at_16_bit(model: Inventory) -> None:
+    found = result(model, measured(), values=with_absmax(model, {DOWN: 1e5}))
+    types = {tensor.name: tensor.type_16bit for tensor in found.tensors}
+    assert types[DOWN] == "BF16"
+    assert types["blk.0.ffn_down.weight"] == "F16"
+
+
+def test_levels_say_the_type_of_every_tensor_and_where_one_is_missing(model: Inventory) -> None:
+    lacking = dataclasses.replace(model, tensors=tuple(t for t in model.tensors if t.name != "output.weight"))
+    names = [tensor.name for tensor in model.tensors]
+    levels = (Candidate("whole", model), Candidate("tied", lacking))
+    found = result(model, measured(measured_level("whole"), measured_level("tied")), levels=levels)
+    whole, tied = (level.tensor_types for level in found.levels)
+    assert whole == tuple(tensor.type for tensor in model.tensors)
+    assert len(tied) == len(names)
+    assert [name for name, held in zip(names, tied, strict=True) if not held] == ["output.weight"]
 
 
 def test_predicted_types_are_those_that_fit_and_those_of_the_levels(model: Inventory, tmp_path: Path) -> None:

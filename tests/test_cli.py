@@ -549,7 +549,7 @@ def test_threads_beyond_the_cpus_are_not_started(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = demo_options(monkeypatch)
-    monkeypatch.setattr("qres.cli._THREADS", 2)
+    monkeypatch.setattr("qres.cli.THREADS", 2)
     error = run(capsys, "demo", "--cache", "mine", "--threads", "10000").err
     assert [options.threads for options in seen] == [2]
     assert "10000 threads were asked for, 2 CPUs are available: using 2" in error

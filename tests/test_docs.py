@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from qres import advice, errors, levels, records, sensitivity_records
+from qres import advice, choices, errors, levels, recipe_records, records, recovery, sensitivity_records
 from qres.cli import app
 from qres.program import INTERRUPTED, TERMINATED
 
@@ -25,7 +25,7 @@ PAGES = sorted(path for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")))
 COMMANDS: dict[str, Any] = dict(getattr(get_command(app), "commands"))  # noqa: B009 - typed as a plain command
 RECORDS = {
     name: kind
-    for module in (records, sensitivity_records)
+    for module in (records, recipe_records, sensitivity_records)
     for name, kind in vars(module).items()
     if dataclasses.is_dataclass(kind)
 }
@@ -49,6 +49,8 @@ def default(option: Any) -> str:  # noqa: ANN401 - click's or typer's own class
         return "number of CPUs"
     if isinstance(option.default, bool):
         return "on" if option.default else "off"
+    if option.required:
+        return "required"
     value = option.default.value if isinstance(option.default, enum.Enum) else option.default
     return "unset" if value is None else f"`{value}`"
 
@@ -122,7 +124,12 @@ def test_thresholds_are_those_of_the_code() -> None:
     assert f"good at {share} same top token or more and less than {change} more perplexity" in " ".join(
         read(README).split()
     )
-    assert f"below {advice.GOOD_LN_PPL_RATIO}" in " ".join(read(RESULT).split())
+    page = " ".join(read(RESULT).split())
+    assert f"below {advice.GOOD_LN_PPL_RATIO}" in page
+    assert f"the {choices.INTERVAL_CHUNKS} chunks that recipes are verified on" in page
+    assert f"interval of what {choices.INTERVAL_CHUNKS} chunks of text like the scan's measure" in page
+    *shares, most = (f"{share:.2f}" for share in recovery.SHARES)
+    assert f"| {', '.join(shares)} or {most} of its predicted KLD |" in page
 
 
 # -- fields
@@ -154,6 +161,7 @@ def test_result_page_has_no_record_that_is_gone() -> None:
     fields = read(RESULT).split("\n## Fields\n")[1]
     assert set(re.findall(r"^### (\w+)$", fields, re.MULTILINE)) == set(RECORDS)
     assert f"`schema_version` is {records.SCHEMA_VERSION}." in read(RESULT)
+    assert f"`recipe_version` of a recipe is {recipe_records.RECIPE_VERSION}," in read(RESULT)
 
 
 # -- modules

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from qres import assemble, gguf_file, level_cache, levels, tensor_values
+from qres import assemble, gguf_file, level_cache, levels, quantizing, tensor_values
 from qres.errors import InputError
 from qres.native import worker
 from tests import tiny
@@ -67,7 +67,7 @@ def test_make_refuses_a_file_that_is_not_what_was_asked_for(
     reference: gguf_file.Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run(work: Any, _on_event: Any, source: Path, *rest: Any) -> int | None:  # noqa: ANN401 - stands for any work
-        if work is level_cache._dry_run:
+        if work is quantizing._dry_run:
             return 1
         shutil.copy(source, rest[0])  # the reference itself, not a Q4_K_M
         return None

@@ -95,7 +95,7 @@ def test_every_chart_has_marks(visit: Visit) -> None:
         "[...box.querySelectorAll(['symbol', 'rect', 'line', 'area'].map(mark => `svg .mark-${mark} path`).join())]"
         ".filter(path => path.getAttribute('d')?.length > 8 && !path.closest('.role-legend')).length])"
     )
-    assert len(marks) == 9
+    assert len(marks) == 10
     assert all(count > 0 for _, count in marks), marks
 
 

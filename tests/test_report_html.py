@@ -113,6 +113,6 @@ def test_ids_are_unique_and_contents_lead_somewhere(page: str) -> None:
 
 
 def test_page_without_charts_has_no_library() -> None:
-    text = render_html(dataclasses.replace(example(), levels=()))
+    text = render_html(dataclasses.replace(example(), levels=(), mixes=()))
     assert len(text) < 100_000
     assert "No level was measured." in text

@@ -37,7 +37,7 @@ def test_verdict_comes_first(report: Markdown) -> None:
 def test_every_image_is_referred_to_and_is_svg(report: Markdown) -> None:
     paths = set(re.findall(r'(?:src|srcset)="([^"]+)"', report.text))
     assert paths == set(report.images)
-    assert len(paths) == 18
+    assert len(paths) == 20
     for image in report.images.values():
         assert ElementTree.fromstring(image).tag == "{http://www.w3.org/2000/svg}svg"
         assert "NaN" not in image

@@ -6,6 +6,7 @@ import dataclasses
 import math
 import re
 import time
+from typing import Any
 
 import pytest
 from scipy import stats
@@ -48,7 +49,8 @@ def without() -> records.Result:
         )
         for level in example().levels
     )
-    return dataclasses.replace(example(), sensitivity=None, levels=levels)
+    recipes: dict[str, Any] = dict.fromkeys(("tensors", "ladder", "mixes", "stock", "recoveries", "recipes"), ())
+    return dataclasses.replace(example(), sensitivity=None, levels=levels, **recipes)
 
 
 def with_sensitivity(**changes: object) -> records.Result:
@@ -136,9 +138,13 @@ def test_predicted_columns_say_so_and_hold_only_marked_numbers() -> None:
         "tensors-Q4_K_M",
         "tensors-Q8_0",
         "every-tensor",
+        "recipes",
+        "verified",
+        "all-levels",
+        "recoveries",
     }
     for table, i in columns:
-        assert "predicted" in table.columns[i].title
+        assert re.search("predicted|interval", table.columns[i].title)
         for row in table.rows:
             assert row[i].startswith(PREDICTED) or row[i] in ("n/a", "—"), (table.name, row[i])
     for table in tables:

@@ -59,7 +59,6 @@ def _marks(result: Result) -> list[Row]:
         for stock in result.stock
         if stock.predicted is not None and stock.predicted.kld > 0
     ]
-    _name(rows, {level.name for level in result.levels})
     measured: dict[str, Row] = {}
     for recipe in result.recipes:
         found = recipe.verification
@@ -78,17 +77,21 @@ def _marks(result: Result) -> list[Row]:
                 measured[level.name] = _row(
                     LEVEL_MEASURED, level.name, sizes[level.name], kld, plus_minus(kld, se), se=se, solid=True
                 )
-    return [*rows, *measured.values()]
+    marks = [*rows, *measured.values()]
+    _name(marks, [mix.bytes / 2**20 for mix in result.mixes])
+    return marks
 
 
-def _name(rows: list[Row], measured: set[str]) -> None:
+def _name(marks: list[Row], line: list[float]) -> None:
     """Name levels where there is room beside those that have a name: the measured ones first."""
-    reach = max((row["mib"] for row in rows), default=0.0) - min((row["mib"] for row in rows), default=0.0)
-    named: list[float] = []
-    for row in sorted(rows, key=lambda row: row["label"] not in measured):
-        if all(abs(row["mib"] - other) > _ROOM * reach for other in named):
+    sizes = [*line, *(row["mib"] for row in marks)]
+    reach = max(sizes, default=0.0) - min(sizes, default=0.0)
+    named: dict[str, float] = {}
+    levels = [row for row in marks if row["kind"] in (LEVEL, LEVEL_MEASURED)]
+    for row in sorted(levels, key=lambda row: not row["solid"]):
+        if row["label"] not in named and all(abs(row["mib"] - other) > _ROOM * reach for other in named.values()):
             row["name"] = row["label"]
-            named.append(row["mib"])
+            named[row["label"]] = row["mib"]
 
 
 def _measured(kind: str, name: str, found: Measure) -> dict[str, Row]:

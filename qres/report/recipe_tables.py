@@ -39,9 +39,9 @@ def answer(result: Result) -> str:
         less = f"{percent(abs(share))} {'less' if share > 0 else 'more'}"
         return f"{size}, {beside}: {less}, on text that did not choose it ({found.text})."
     first = result.recipes[0]
-    rival_stock = first.stock[0]
-    if first.predicted is None or rival_stock.predicted is None:
-        return "The recipes have no predictions: build and verify them."
+    rival_stock = _rival(first)
+    if first.predicted is None or rival_stock is None or rival_stock.predicted is None:
+        return "Not all of this has predictions: build and verify the recipes to know what they do."
     share = 1 - first.predicted.kld / rival_stock.predicted.kld
     return (
         f"{first.budget} ({mib(first.bytes)} MiB): predicted KLD {predicted(first.predicted.kld)} where "
@@ -54,11 +54,11 @@ def answer(result: Result) -> str:
 def short(result: Result) -> str:
     """One line for the terminal: the best mix of the size of a measured level; empty where there is none."""
     for recipe in result.recipes:
-        rival, found = recipe.stock[0], recipe.verification
-        if not recipe.budget.startswith("same-as:"):
+        rival, found = _rival(recipe), recipe.verification
+        if rival is None or not recipe.budget.startswith("same-as:"):
             continue
         level = next((one for one in found.levels if one.name == rival.level), None) if found else None
-        if found and level and recipe.built:
+        if found and level and recipe.built and found.recipe.kld is not None and level.kld is not None:
             kld = f"measured KLD {significant(found.recipe.kld)} where {level.name} has {significant(level.kld)}"
             return f"A mix of the size of {level.name} was built: {kld} (other text than above): {recipe.built.file}"
         if recipe.predicted and rival.predicted and recipe.predicted.kld < rival.predicted.kld:
@@ -74,8 +74,8 @@ def recipes(result: Result) -> Table:
         Column("MiB"),
         Column("bits/weight"),
         Column("predicted KLD", "predicted"),
-        Column("95 % interval", "predicted"),
-        Column("level of its size", "text"),
+        Column("predicted 95 % interval", "predicted"),
+        Column("level up to its size", "text"),
         Column("its MiB"),
         Column("its predicted KLD", "predicted"),
         Column("predicted less", "predicted"),
@@ -92,8 +92,9 @@ def recipes(result: Result) -> Table:
 
 
 def _recipe(recipe: Recipe) -> tuple[Cell, ...]:
-    rival, own = recipe.stock[0], recipe.predicted
-    share = None if own is None or rival.predicted is None else 1 - own.kld / rival.predicted.kld
+    rival, own = _rival(recipe), recipe.predicted
+    beside = rival.predicted if rival else None
+    share = None if own is None or beside is None else 1 - own.kld / beside.kld
     held = Counter(tensor.type for tensor in recipe.tensors if tensor.quantizable)
     return (
         text(recipe.budget),
@@ -104,12 +105,17 @@ def _recipe(recipe: Recipe) -> tuple[Cell, ...]:
             own.low if own else None,
             f"{PREDICTED}{significant(own.low)} to {PREDICTED}{significant(own.high)}" if own else NA,
         ),
-        text(rival.level),
-        number(rival.bytes, mib(rival.bytes)),
-        _kld(rival.predicted),
+        text(rival.level if rival else None),
+        number(rival.bytes if rival else None, mib(rival.bytes if rival else None)),
+        _kld(beside),
         number(share, NA if share is None else f"{PREDICTED}{percent(share)}"),
         text(", ".join(f"{name} {n}" for name, n in held.most_common(_MAIN)) + (", …" if len(held) > _MAIN else "")),
     )
+
+
+def _rival(recipe: Recipe) -> Stock | None:
+    """The level that the recipe has to be better than."""
+    return recipe.stock[0] if recipe.stock else None
 
 
 def _kld(found: Expected | None) -> Cell:
@@ -145,7 +151,7 @@ def verified(result: Result) -> Table:
                 rows.append(_measured(level.name, level, number(None, NA), NA, NA))
     texts = {recipe.verification.text for recipe in result.recipes if recipe.verification}
     note = (
-        f"Text: {'; '.join(sorted(texts))}. None of it chose the types or calibrated the predictions. Differences are "
+        f"Text: {'; '.join(sorted(texts))}. It neither chose types nor calibrated predictions. Differences are "
         "paired: recipe minus level, on the same tokens."
     )
     return table("verified", "Built and measured", columns, rows, note=note)
@@ -200,25 +206,30 @@ def _count(shape: Sequence[int]) -> int:
 
 
 def sixteen_answer(result: Result) -> str:
-    """Whether 16 bit is ever the cheapest way, with the figure that says so."""
+    """Whether 16 bit is ever the cheapest way, with the figure that says so.
+
+    Only of levels that have larger ones: beyond the largest, 16 bit is all there is.
+    """
     rows = [row for row in result.recoveries if row.layers_bytes is not None and row.raised_bytes is not None]
     if not rows:
         return "No set of layers at 16 bit recovers a tenth of the damage of any level."
+    rows = [row for row in rows if row.ladder_bytes is not None] or rows
     worth = [row for row in rows if (row.layers_bytes or 0) <= (row.raised_bytes or 0)]
     if worth:
         first = worth[0]
         what = f"{percent(first.share, 0)} of the damage of {first.level}"
         return (
-            f"Sometimes: to recover {what}, {_layers(first)} at 16 bit are as cheap as any other types (predicted, "
+            f"Sometimes: to recover {what}, nothing is cheaper than 16 bit for {_layers(first)} (predicted, "
             f"{mib(first.layers_bytes)} MiB)."
         )
     row = next((row for row in rows if row.share == 0.25), rows[0])
-    times = (row.layers_bytes or 0) / max(row.raised_bytes or 0, 1)
+    times = (row.layers_bytes or 0) / row.raised_bytes if row.raised_bytes else 0.0
+    less = f", {times:,.0f} times less" if times >= 1.5 else ""
     ladder = f"; the next levels up take {mib(row.ladder_bytes)} MiB" if row.ladder_bytes is not None else ""
     return (
         f"No: to recover {percent(row.share, 0)} of the damage of {row.level}, whole layers at 16 bit take "
-        f"{mib(row.layers_bytes)} MiB ({_layers(row)}), larger types where they count {mib(row.raised_bytes)} MiB, "
-        f"{times:,.0f} times less{ladder}. Predicted, for every level and share in the table."
+        f"{mib(row.layers_bytes)} MiB ({_layers(row)}), larger types where they count {mib(row.raised_bytes)} MiB{less}"
+        f"{ladder}. Predicted; the table has every level and share."
     )
 
 
@@ -250,7 +261,8 @@ def recoveries(result: Result) -> Table:
     note = (
         "What each way adds to the level's size, the cheapest choice of its kind by predictions. Larger types: each "
         "tensor keeps its type or gets a larger one. Any types: some may become smaller, too; below zero the better "
-        "file is also smaller. Larger levels: on the straight line, in log KLD over bytes, between llama.cpp's levels."
+        "file is also smaller. Larger levels: on the straight line, in log KLD over bytes, between llama.cpp's levels; "
+        "there are no files between them."
     )
     return table("recoveries", "The cheapest ways to recover damage", columns, rows, note=note)
 

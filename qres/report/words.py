@@ -34,7 +34,7 @@ FIGURES = {
         "what other types for its tensors gain at the same size.",
         "Predictions choose the recipes, so that they flatter them a little: only filled marks are evidence. Predicted "
         "and measured marks can be of different texts, which the tables name.",
-        "Not drawn: there are no recipes.",
+        "Not drawn: nothing is predicted of mixes or levels.",
     ),
     "distribution": Reading(
         "KLD of single tokens",
