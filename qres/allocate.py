@@ -50,18 +50,18 @@ def allocate(weights: Sequence[Sequence[float]], values: Sequence[Sequence[float
         lightest one, and of these the one that comes first in the search, whose order does not change.
     """
     items = [_Item.of(w, v) for w, v in zip(weights, values, strict=True)]
-    if not items:
-        return Allocation((), 0.0, 0.0, 0.0, 0.0)
     limit += _TOLERANCE * abs(limit)
     if sum(item.weights[0] for item in items) > limit:
         return None
+    if not items:
+        return Allocation((), 0.0, 0.0, 0.0, 0.0)
     price, start = _relaxed(items, limit)
     start = _improved(items, start, limit)
-    best = sum(item.values[k] for item, k in zip(items, start, strict=True))
+    best = sum(float(item.values[k]) for item, k in zip(items, start, strict=True))
     bound = sum(float((item.values + price * item.weights).min()) for item in items) - price * limit
     found, exhaustive = _search(items, price, limit, bound, best)
     chosen = start if found is None else found
-    value = sum(item.values[k] for item, k in zip(items, chosen, strict=True))
+    value = sum(float(item.values[k]) for item, k in zip(items, chosen, strict=True))
     gap = 0.0 if exhaustive or value <= 0 else max(0.0, (value - bound) / value)
     choice = tuple(int(item.index[k]) for item, k in zip(items, chosen, strict=True))
     weight = sum(float(item.weights[k]) for item, k in zip(items, chosen, strict=True))
@@ -145,7 +145,7 @@ def _improved(items: Sequence[_Item], start: Sequence[int], limit: float) -> lis
 def _search(
     items: Sequence[_Item], price: float, limit: float, bound: float, best: float
 ) -> tuple[list[int] | None, bool]:
-    """The best solution that is better than `best`, or None; and whether nothing was left out.
+    """The best solution that is no worse than `best`, or None; and whether nothing was left out.
 
     A solution's value is at least the relaxed bound plus the reduced costs of its options, so that a partial one whose
     reduced costs exceed the gap is given up, and of two with the same items the one that is worse in both sums.
@@ -175,7 +175,7 @@ def _search(
         weight, value, reduced = w[order], v[order], r[order]
         trail.append((parent[order], option[order]))
     at = int(np.lexsort((weight, value))[0])
-    if value[at] >= best:
+    if value[at] > best:
         return None, exhaustive
     chosen = []
     for parents, options in reversed(trail):

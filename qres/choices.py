@@ -194,7 +194,7 @@ def _require(result: Result) -> None:
     lengths |= {len(level.tensor_types) for level in result.levels if level.tensor_types}
     if len(lengths) > 1:
         raise InputError("the result's lists of tensor types differ in length", "scan again")
-    if not any(level.tensor_types for level in result.levels):
+    if not any(level.tensor_types and all(level.tensor_types) for level in result.levels):
         raise UnsupportedError("no recipe: no level was measured that it could be calibrated on", "scan again")
 
 

@@ -293,7 +293,7 @@ def fresh(
         tokens = tokens_of(source, tokenize, n_vocab, (limit + len(used)) * n_ctx)
         found = [one for one in chunk(tokens.ids, n_ctx, bos, None).chunks if digest(one) not in used][:limit]
         if len(found) > len(best.chunks):
-            best = Fresh(f"{source.name}, {len(found)} chunks", tuple(found))
+            best = Fresh(f"{source.name}, {len(found)} chunk{'s' if len(found) > 1 else ''}", tuple(found))
         if 2 * len(best.chunks) >= limit:
             return best
     if not best.chunks:

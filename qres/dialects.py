@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from qres.errors import InputError
 from qres.gguf_cursor import show
-from qres.levels import TYPE_TRAITS
+from qres.levels import MAKEABLE
 
 _SPECIAL = re.compile(r"[\\^$.|?*+()\[\]{}]")
 _UNSAFE = re.compile(r"[A-Z\s=,]")
@@ -42,12 +42,14 @@ def rules(types: Sequence[tuple[str, str]]) -> list[Rule]:
     Raises:
         InputError: two names differ only in what a rule cannot say.
     """
-    found = [Rule(f"^{_pattern(name)}$", kind) for name, kind in types]
-    seen: dict[str, str] = {}
-    for (name, kind), rule in zip(types, found, strict=True):
-        if seen.setdefault(rule.pattern, kind) != kind:
-            raise InputError(f"a rule for {show(name)} would match other tensors, too", "build with qres build instead")
-    return found
+    plain = [(name, Rule(f"^{_pattern(name)}$", kind)) for name, kind in types if not _UNSAFE.search(name)]
+    loose = [(name, Rule(f"^{_pattern(name)}$", kind)) for name, kind in types if _UNSAFE.search(name)]
+    for name, rule in loose:
+        for other, kind in types:
+            if kind != rule.type and _UNSAFE.search(other) and re.search(rule.pattern, other):
+                message = f"a rule for {show(name)} would match {show(other)}, too"
+                raise InputError(message, "build with qres build instead")
+    return [rule for _, rule in (*plain, *loose)]  # `.` only gets what no exact rule has matched before
 
 
 def _pattern(name: str) -> str:
@@ -89,9 +91,10 @@ def parse(text: str) -> list[Rule]:
         if between.strip(", \t\r\n"):
             break
         pattern, name = match[1].lstrip(","), match[2].upper()
-        traits = TYPE_TRAITS.get(name)
-        if traits is None or traits.removed:
+        if name not in MAKEABLE:
             raise InputError(f"{show(match[0])!r}: {match[2]} is no type that this qres knows", "use llama.cpp's types")
+        if not pattern:
+            raise InputError(f"{show(match[0])!r} has no pattern", "give PATTERN=TYPE")
         try:
             re.compile(pattern)
         except re.error as error:

@@ -83,9 +83,16 @@ def _steps(row: Row, now: str) -> Iterator[Step]:
     """To the options next to the present one that no smaller option beats."""
     if now not in row.types:
         return
-    sensible = [k for k in range(len(row.types)) if all(row.losses[j] > row.losses[k] for j in range(k))]
+    ranks = range(len(row.types))
+    sensible = [
+        k
+        for k in ranks
+        if not any(row.losses[j] < row.losses[k] and row.bytes[j] <= row.bytes[k] for j in ranks)
+        and not any(row.losses[j] == row.losses[k] and row.bytes[j] < row.bytes[k] for j in ranks)
+    ]
     here = row.types.index(now)
-    below, above = [k for k in sensible if k < here], [k for k in sensible if k > here]
+    below = [k for k in sensible if row.bytes[k] < row.bytes[here]]
+    above = [k for k in sensible if row.bytes[k] > row.bytes[here]]
     for k in (*below[-_STEPS:], *above[:_STEPS]):
         yield Step(row.tensor.name, now, row.types[k], row.bytes[k] - row.bytes[here], row.losses[k] - row.losses[here])
 

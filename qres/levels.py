@@ -98,6 +98,13 @@ _TYPES = (
 F16_MAX = 65504.0
 """Largest finite 16-bit float."""
 
+MAKEABLE = frozenset(
+    traits.name
+    for traits in _TYPES
+    if not traits.removed and traits.name not in ("Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64")
+)
+"""Types that weights can be given: the others are of activations and numbers."""
+
 TYPE_TRAITS: dict[str, TypeTraits] = {traits.name: traits for traits in _TYPES}
 TYPES_BY_ID: dict[int, TypeTraits] = {traits.id: traits for traits in _TYPES}
 

@@ -62,6 +62,8 @@ def parse_pin(text: str) -> tuple[str, str]:
             "put a backslash before special characters",
         ) from error
     levels.fitting_type(name.upper(), 256 * 128)  # raises where there is no such type
+    if name.upper() not in levels.MAKEABLE:
+        raise UsageError(f"--pin {text!r}: llama.cpp makes no weights of type {name.upper()}", "take one such as Q6_K")
     return pattern, name.upper()
 
 
@@ -85,7 +87,12 @@ def make(choices: Choices, budget: Budget, wishes: Wishes) -> Recipe:
         for row in plan.rows
     ]
     if budget.kld is not None:
-        limit = choices.raw_for(budget.kld)
+        pinned = [loss_of(choices.by_name[name], kind) for name, kind in plan.fixed.items()]
+        if None in pinned:
+            raise UsageError(
+                f"{budget.text}: a pinned type has no prediction", "give a budget of bytes, or another pin"
+            )
+        limit = choices.raw_for(budget.kld) - sum(loss or 0.0 for loss in pinned)
         found = allocate(losses, [row.bytes for row in plan.rows], limit)
         if found is None:
             raise _impossible(choices, plan, budget)
@@ -244,7 +251,9 @@ def _recipe(
 ) -> Recipe:
     chosen = {row.tensor.name: row.types[k] for row, k in zip(plan.rows, found.choice, strict=True)}
     types = plan.fixed | chosen
-    return _record(choices, types, budget.text, budget.level or "", wishes, plan, limit, found.gap)
+    # What types that are not fast were charged may have cost this much.
+    charged = 0.0 if wishes.purpose == "any" else EQUAL_DAMAGE - 1
+    return _record(choices, types, budget.text, budget.level or "", wishes, plan, limit, found.gap + charged)
 
 
 def _record(

@@ -36,7 +36,8 @@ def load(path: Path) -> Recipe:
         raise InputError(f"{path}: {show(recipe.base)!r} is no level that llama.cpp makes", "make the recipe again")
     for tensor in recipe.tensors:
         traits = levels.TYPE_TRAITS.get(tensor.type)
-        if traits is None or traits.removed or not tensor.shape or tensor.shape[0] % traits.block_size:
+        odd = traits is None or traits.removed or (tensor.quantizable and tensor.type not in levels.MAKEABLE)
+        if odd or traits is None or not tensor.shape or tensor.shape[0] % traits.block_size:
             shape = list(tensor.shape)
             raise InputError(
                 f"{path}: {show(tensor.name)} {shape} cannot be {show(tensor.type)}", "make the recipe again"

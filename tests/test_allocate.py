@@ -17,7 +17,7 @@ from scipy import optimize, sparse
 from qres import allocate as allocator
 from qres.allocate import Allocation, allocate
 
-searched = settings(deadline=None, max_examples=150, derandomize=True)
+searched = settings(deadline=None, max_examples=100, derandomize=True)
 
 Doubles = npt.NDArray[np.float64]
 Item = list[tuple[float, float]]
@@ -170,7 +170,6 @@ def test_nothing_to_choose() -> None:
     assert allocate([], [], 5) == Allocation((), 0.0, 0.0, 0.0, 0.0)
 
 
-@pytest.mark.xfail(strict=True, reason="nothing is said to fit below zero")
 def test_nothing_to_choose_and_less_than_nothing_allowed() -> None:
     assert allocate([], [], -5) is None
 
@@ -216,7 +215,6 @@ def test_of_equal_options_the_first() -> None:
     assert found.choice == (1,)
 
 
-@pytest.mark.xfail(strict=True, reason="the start stays although a lighter choice has its value")
 def test_of_solutions_with_equal_values_the_lightest() -> None:
     found = solve([[(0, 10), (5, 9), (20, 0)], [(0, 10), (3, 9), (20, 0)]], 5)
     assert found is not None
@@ -369,7 +367,6 @@ def test_what_is_kept_of_a_cut_search_is_the_promising_part(monkeypatch: pytest.
     assert all_of_it < some < none
 
 
-@pytest.mark.xfail(strict=True, reason="numpy's float gets out, which a record cannot be written with")
 def test_gap_of_a_search_that_was_cut_is_a_plain_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(allocator, "MAX_STATES", 1)
     found = [solve(uneven(seed, 12, 6), between(uneven(seed, 12, 6), 0.4)) for seed in range(6)]

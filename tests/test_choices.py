@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from qres import choices as module
+from qres import correction
 from qres.choices import Choices, loss_of, padded, size_of
 from qres.errors import InputError, QresError, UnsupportedError
 from qres.recipe_records import Rung
@@ -63,6 +64,19 @@ def test_a_tied_head_adds_its_damage_but_no_bytes(choices: Choices) -> None:
     assert size_of(row, "Q5_0") == 576 * 1001 // 32 * 22
     lighter = {**Q4, EMBEDDING: "Q5_0"}
     assert choices.bytes_of(Q4) - choices.bytes_of(lighter) == 576 * 1001 // 32 * (34 - 22)
+
+
+def test_each_use_of_a_tensor_has_a_correction_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    factors = {(row.tensor, row.unit): 1.0 for row in ex.damages()}
+    factors |= {(EMBEDDING, "embedding"): 2.0, (EMBEDDING, "head"): 3.0, (OUT_0, "0.ffn"): 0.5}
+    monkeypatch.setattr(correction, "factors", lambda _result: factors)
+    found = Choices(ex.example())
+    assert loss_of(found.by_name[EMBEDDING], "Q5_0") == pytest.approx(2 * 0.0008 + 3 * 0.0050)
+    assert loss_of(found.by_name[OUT_0], "Q4_K") == pytest.approx(0.0015)
+    assert loss_of(found.by_name[OUT_1], "Q4_K") == pytest.approx(0.00101)
+    assert loss_of(found.by_name[EMBEDDING], "F16") == 0
+    unknown = Choices(ex.without_predictions(ex.example(), EMBEDDING, "Q5_0"))
+    assert loss_of(unknown.by_name[EMBEDDING], "Q5_0") is None
 
 
 def test_a_type_that_one_use_has_no_prediction_for_is_no_option() -> None:
@@ -313,7 +327,19 @@ def test_no_tensors_and_no_prediction_is_an_old_result_whatever_else_it_lacks() 
         Choices(replace(ex.example(), tensors=(), ladder=(), levels=()))
 
 
-@pytest.mark.xfail(strict=True, reason="a level that lacks a tensor counts here, but not among the levels")
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda r: replace(r, tensors=r.tensors[:-1]),
+        lambda r: replace(r, ladder=(*r.ladder[:-1], replace(r.ladder[-1], types=r.ladder[-1].types[1:]))),
+        lambda r: replace(r, levels=(r.levels[0], replace(r.levels[1], tensor_types=("F16",)))),
+    ],
+)
+def test_lists_of_types_that_are_not_of_all_tensors_are_refused(change: Callable[[Result], Result]) -> None:
+    with pytest.raises(InputError, match="lists of tensor types differ in length"):
+        Choices(change(ex.example()))
+
+
 def test_levels_that_all_lack_a_tensor_are_none_to_calibrate_on() -> None:
     levels = tuple(replace(one, tensor_types=(*one.tensor_types[:-1], "")) for one in ex.example().levels)
     with pytest.raises(UnsupportedError, match="no level was measured"):

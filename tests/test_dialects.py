@@ -139,7 +139,7 @@ def takes(one: str, other: str) -> bool:
 
 
 NAMES = st.text("abzAZ09._-=, +*?()[]{}|^$\\/#é", min_size=1, max_size=7)
-KINDS = st.sampled_from(sorted(name for name, traits in levels.TYPE_TRAITS.items() if not traits.removed))
+KINDS = st.sampled_from(sorted(levels.MAKEABLE))
 
 
 @searched
@@ -157,7 +157,6 @@ def test_any_names_get_their_own_types_or_are_refused(chosen: dict[str, str]) ->
     assert quantized(ik_llama(dialects.custom_q(types)), list(chosen)) == as_ggml(types)
 
 
-@pytest.mark.xfail(strict=True, reason="only equal patterns count as a collision")
 def test_a_rule_that_takes_another_tensor_along_is_refused_or_comes_later() -> None:
     types = [("blk.0.attn_Q", "Q4_K"), ("blk.0.attn_v", "Q8_0")]
     try:
@@ -170,7 +169,7 @@ def test_a_rule_that_takes_another_tensor_along_is_refused_or_comes_later() -> N
 @pytest.mark.parametrize(("one", "other"), [("attn_Q", "attn_K"), ("a b", "a,b"), ("a=b", "aXb")])
 def test_names_that_no_rule_can_tell_apart_are_refused(one: str, other: str) -> None:
     for write in (dialects.rules, dialects.tensor_type_file, dialects.custom_q):
-        with pytest.raises(InputError, match="would match other tensors, too") as caught:
+        with pytest.raises(InputError, match=r"would match .+, too") as caught:
             write([(one, "Q4_K"), ("blk.0.ffn_up.weight", "Q4_K"), (other, "Q8_0")])
         assert other in caught.value.message
         assert "qres build" in caught.value.hint
@@ -286,7 +285,6 @@ def test_what_is_no_rule_is_shown(text: str, rest: str) -> None:
     assert caught.value.message == f"{rest!r} is not PATTERN=TYPE"
 
 
-@pytest.mark.xfail(strict=True, reason="the comma before it is taken for a pattern, and then taken away")
 @pytest.mark.parametrize("text", [",=q4_K", "ffn=q4_K,=q8_0"])
 def test_a_rule_without_a_pattern_would_be_for_every_tensor_and_is_refused(text: str) -> None:
     with pytest.raises(InputError):

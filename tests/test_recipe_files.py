@@ -333,6 +333,12 @@ def test_the_head_has_an_option_where_there_is_one(tmp_path: Path, recipe: Recip
         assert words[words.index("--output-tensor-type") + 1] == "q6_K"
 
 
+def test_an_embedding_that_is_copied_as_it_is_has_no_option(tmp_path: Path, recipe: Recipe) -> None:
+    copied = replace(recipe.tensors[0], quantizable=False)
+    lines = recipe_files.commands(replace(recipe, tensors=(copied, *recipe.tensors[1:])), tmp_path, MODEL)
+    assert not any("--token-embedding-type" in line for line in lines)
+
+
 # ---------------------------------------------------------------- the folder
 
 
