@@ -17,7 +17,7 @@ import numpy.typing as npt
 Doubles = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 
-MAX_STATES = 200_000
+MAX_STATES = 20_000
 """Sums kept side by side. Beyond that those with the largest reduced cost go, and `Allocation.gap` says what the best
 solution could still be better by."""
 _TOLERANCE = 1e-12
