@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from qres.choices import Row
+from qres.choices import Row, padded
 from qres.corpus import Fresh, Source
 
 SIDE_ERROR = 0.35
@@ -59,16 +59,17 @@ class Candidate:
         return (self.up, self.down) if self.down else (self.up,)
 
 
-def candidates(rows: Sequence[Row], types: Mapping[str, str], room: int) -> list[Candidate]:
+def candidates(rows: Sequence[Row], types: Mapping[str, str], room: int, *, is_file: bool = False) -> list[Candidate]:
     """All exchanges that fit, most promising first.
 
     Args:
         rows: Options of the tensors that may change.
         types: What they are now.
         room: Bytes that the budget has left.
+        is_file: Bytes count as in a file, with padding.
     """
-    ups = [step for row in rows for step in _steps(row, types[row.tensor.name]) if step.bytes > 0]
-    downs = [step for row in rows for step in _steps(row, types[row.tensor.name]) if step.bytes < 0]
+    steps = [step for row in rows for step in _steps(row, types[row.tensor.name], is_file)]
+    ups, downs = [step for step in steps if step.bytes > 0], [step for step in steps if step.bytes < 0]
     found = [Candidate(up, None, _hope(up, None)) for up in ups if up.bytes <= room]
     found += [
         Candidate(up, down, _hope(up, down))
@@ -79,7 +80,7 @@ def candidates(rows: Sequence[Row], types: Mapping[str, str], room: int) -> list
     return sorted(found, key=lambda one: (-one.hope, one.up.tensor, one.up.after))
 
 
-def _steps(row: Row, now: str) -> Iterator[Step]:
+def _steps(row: Row, now: str, is_file: bool) -> Iterator[Step]:
     """To the options next to the present one that no smaller option beats."""
     if now not in row.types:
         return
@@ -94,7 +95,8 @@ def _steps(row: Row, now: str) -> Iterator[Step]:
     below = [k for k in sensible if row.bytes[k] < row.bytes[here]]
     above = [k for k in sensible if row.bytes[k] > row.bytes[here]]
     for k in (*below[-_STEPS:], *above[:_STEPS]):
-        yield Step(row.tensor.name, now, row.types[k], row.bytes[k] - row.bytes[here], row.losses[k] - row.losses[here])
+        after, before = ((padded(row.bytes[i]) if is_file else row.bytes[i]) for i in (k, here))
+        yield Step(row.tensor.name, now, row.types[k], after - before, row.losses[k] - row.losses[here])
 
 
 def _hope(up: Step, down: Step | None) -> float:
@@ -121,6 +123,8 @@ class RefineJob:
     """Of all tensors that are quantized."""
     room: int
     """Bytes that the budget has left."""
+    is_file: bool
+    """It is of a file: padding counts."""
     importance: Mapping[str, npt.NDArray[np.float32]]
     sources: tuple[Source, ...]
     used: tuple[str, ...]

@@ -110,12 +110,12 @@ def show_answer(result: Result, paths: Sequence[Path]) -> None:
         console.print(Text(warning, style="yellow"))
     console.print(Text(result.verdict.headline, style="bold"))
     console.print(Text(result.verdict.keep))
-    mix = recipe_tables.short(result)
-    if mix:
-        console.print(Text(mix))
     console.print(Text(plain(f"Report: {paths[0]} (also {', '.join(path.name for path in paths[1:])})")))
     console.print()
     console.print(_levels(result))
+    mix = recipe_tables.short(result)
+    if mix:
+        console.print(Text(mix))
     for warning in rest:
         console.print(Text(f"Note: {warning}", style="yellow"))
 

@@ -67,7 +67,7 @@ def _search(emit: Callable[[object], None], job: RefineJob, model: _Rounded, bef
     room, failures = job.room, 0
     failed: Counter[Step] = Counter()
     seen: set[tuple[Step, ...]] = set()
-    queue = candidates(job.rows, found.types, room)
+    queue = candidates(job.rows, found.types, room, is_file=job.is_file)
     while found.tried < job.trials and failures < PATIENCE:
         left = [one for one in queue if one.steps not in seen]
         if not left:
@@ -85,7 +85,7 @@ def _search(emit: Callable[[object], None], job: RefineJob, model: _Rounded, bef
             found.kept.append(Trial(one, change, se))
             found.types |= {step.tensor: step.after for step in one.steps}
             before, room, failures = after, room - one.bytes, 0
-            queue = candidates(job.rows, found.types, room)
+            queue = candidates(job.rows, found.types, room, is_file=job.is_file)
         else:
             failures += 1
             failed.update(one.steps)

@@ -308,6 +308,7 @@ ALLOWED: dict[str, set[str]] = {
         "native.vocabulary",
     },
     "refine": {
+        "budget",
         "candidates",
         "choices",
         "corpus",

@@ -58,9 +58,10 @@ def job(inventory: Inventory, types: Mapping[str, str], source: Source, options:
         importance={},
         sources=(source,),
         used=(),
-        chunks=12,
+        chunks=48,
         n_ctx=SCAN_CTX,
         threads=1,
+        is_file=False,
         trials=0,
     )
 
@@ -93,7 +94,7 @@ SIZES = ("3.5bpw", "same-as:Q4_K_M", "same-as:Q5_K_M", "6.6bpw")
 def test_weights_in_memory_do_what_those_in_a_file_do(scanned: Scanned, tmp_path: Path, text: str) -> None:
     """Exactly what a 16-bit file of the rounded weights does, and what a built one does up to the rounding of inputs.
 
-    The latter adds 2.0e-5 to 2.7e-5 to all of them, whose KLDs are 6e-5 to 2.3e-3.
+    The latter adds 2.7e-5 to 6.2e-5 to KLDs of 4.7e-5 to 3.0e-3.
     """
     types = recipes.only_quantizable(recipes.make(scanned.choices, budgets.parse(text), Wishes()).tensors)
     found = refining.refine(lambda _: None, job(scanned.inventory, types, scanned.held))
@@ -103,7 +104,7 @@ def test_weights_in_memory_do_what_those_in_a_file_do(scanned: Scanned, tmp_path
     assert found.kld_before == pytest.approx(kld(scanned.inventory.path, same, chunks), rel=1e-9)
     quantize(scanned.inventory.path, tmp_path / "built.gguf", Q4_K_M, 1, None, None, types)
     built = kld(scanned.inventory.path, tmp_path / "built.gguf", chunks)
-    assert built == pytest.approx(found.kld_before, abs=4e-5 + 0.03 * built)
+    assert built == pytest.approx(found.kld_before, abs=1e-4 + 0.03 * built)
 
 
 def test_weights_in_memory_are_rounded_with_the_importance_matrix(scanned: Scanned, tmp_path: Path) -> None:
@@ -263,7 +264,7 @@ def test_exchanges_stay_within_a_budget_of_file_bytes(scanned: Scanned, monkeypa
     with pytest.raises(_JobKnown) as known:
         refine.refine(scanned.choices, found, Wishes(), scanned.inventory, None, settings, trained.Quiet())
     given = known.value.job
-    for one in exchange.candidates(given.rows, given.types, given.room):
+    for one in exchange.candidates(given.rows, given.types, given.room, is_file=given.is_file):
         assert file_bytes(types | {step.tensor: step.after for step in one.steps}) <= limit, one
 
 
