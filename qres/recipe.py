@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from qres import __version__, levels
 from qres.allocate import Allocation, allocate
@@ -253,7 +253,8 @@ def _recipe(
     types = plan.fixed | chosen
     # What types that are not fast were charged may have cost this much.
     charged = 0.0 if wishes.purpose == "any" else EQUAL_DAMAGE - 1
-    return _record(choices, types, budget.text, budget.level or "", wishes, plan, limit, found.gap + charged)
+    record = _record(choices, types, budget.text, budget.level or "", wishes, plan, limit, found.gap + charged)
+    return replace(record, limit_is_file=budget.file_bytes is not None)
 
 
 def _record(

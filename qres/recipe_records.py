@@ -210,6 +210,8 @@ class Recipe:
     refinement: Refinement | None = None
     built: Built | None = None
     verification: Verification | None = None
+    limit_is_file: bool = False
+    """`limit_bytes` counts the padding of tensors: the budget was of a file."""
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from qres import budget, corpus, file_stamp, recipe
+from qres import corpus, file_stamp, recipe
 from qres.candidates import Listener
 from qres.choices import Choices, padded
 from qres.corpus import Source
@@ -55,15 +55,14 @@ def refine(
     """
     stamps = [file_stamp.stamp(path) for path in reference.shards]
     pinned = {tensor.name for tensor in found.tensors if tensor.pinned}
-    is_file = found.limit_bytes is not None and budget.parse(found.budget).file_bytes is not None
-    held = sum(padded(tensor.bytes) if is_file else tensor.bytes for tensor in found.tensors)
+    held = sum(padded(tensor.bytes) if found.limit_is_file else tensor.bytes for tensor in found.tensors)
     free = 0 if found.limit_bytes is None else found.limit_bytes - held
     job = RefineJob(
         reference=reference.path,
         rows=tuple(row for row in choices.rows if row.types and row.tensor.name not in pinned),
         types=recipe.only_quantizable(found.tensors),
         room=max(0, free),
-        is_file=is_file,
+        is_file=found.limit_is_file,
         importance=imatrix.for_model(reference) if imatrix else {},
         sources=options.sources,
         used=found.selection.chunk_digests,
@@ -84,6 +83,7 @@ def refine(
         changed,
         tensors=tensors,
         limit_bytes=found.limit_bytes,
+        limit_is_file=found.limit_is_file,
         gap=max(found.gap, (raw - best) / raw if raw else 0.0),
         notes=found.notes,
         selection=replace(

@@ -308,7 +308,6 @@ ALLOWED: dict[str, set[str]] = {
         "native.vocabulary",
     },
     "refine": {
-        "budget",
         "candidates",
         "choices",
         "corpus",

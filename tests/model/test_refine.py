@@ -259,7 +259,7 @@ def test_exchanges_stay_within_a_budget_of_file_bytes(scanned: Scanned, monkeypa
     ]
     more = next(weights for padded, weights in changes if 0 < weights < padded)  # the weights alone would fit
     limit = file_bytes(types) + more
-    found = replace(recipe, budget=f"{limit}B", limit_bytes=limit - scanned.choices.header_bytes)
+    found = replace(recipe, budget=f"{limit}B", limit_bytes=limit - scanned.choices.header_bytes, limit_is_file=True)
     settings = RefineOptions((scanned.held,), 1, 1, 1)
     with pytest.raises(_JobKnown) as known:
         refine.refine(scanned.choices, found, Wishes(), scanned.inventory, None, settings, trained.Quiet())
