@@ -40,7 +40,7 @@ pytestmark = pytest.mark.model
 Q4_K_M = 15
 """`llama_ftype`."""
 CHUNKS = 192
-"""That recipes are verified on: on 64, all levels do a tenth more than on the scan's text, on 256 a tenth less."""
+"""That recipes are verified on: on 64, levels do 9 to 15 % less than on the scan's text, on 256 2 to 7 % more."""
 NEED_IMATRIX = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS")
 """Types that llama.cpp's quantizer does not make without an importance matrix."""
 
@@ -75,7 +75,7 @@ def test_trained_model_is_llama_cpps(reference: Inventory) -> None:
         for z in (theirs, ours)
     )
     assert loss == pytest.approx(expected, rel=1e-3)  # 3e-7 when this was written
-    assert (theirs - ours).abs().max() < 0.1  # F16 against F32 activations: 0.008
+    assert (theirs - ours).abs().max() < 0.1  # F16 against F32 activations: 0.01
     assert loss < 2.5
 
 
@@ -273,9 +273,9 @@ def measured_kld(value: float | None) -> float:
     return value
 
 
-@pytest.mark.parametrize(("name", "least"), [("Q4_K_M", 2.0), ("Q5_K_M", 1.3)])
+@pytest.mark.parametrize(("name", "least"), [("Q4_K_M", 1.7), ("Q5_K_M", 1.25)])
 def test_recipe_of_a_levels_size_is_better_than_the_level(scanned: Scanned, name: str, least: float) -> None:
-    """On text that chose nothing; 2.9 and 1.9 times less KLD when this was written."""
+    """On text that chose nothing; 2.4 and 1.8 times less KLD when this was written."""
     recipe = recipe_files.load(scanned.out / "recipes" / f"same-as-{name}" / "recipe.json")
     made = gguf_file.read(built_path(scanned, f"same-as-{name}"))
     level = next(level for level in scanned.result.levels if level.name == name)
@@ -321,7 +321,7 @@ def test_recipes_stay_within_their_budgets(scanned: Scanned, made: dict[str, tup
 
 
 def test_predictions_hold(verified: dict[str, Verification]) -> None:
-    """Predicted from the scan, measured on other text: 0.91 to 1.06 times as much, all inside their intervals."""
+    """Predicted from the scan, measured on other text: 1.05 to 1.21 times as much, all inside their intervals."""
     ratios = {}
     for text, found in verified.items():
         assert found.predicted is not None
