@@ -298,5 +298,5 @@ def fresh(
             return best
     if not best.chunks:
         names = " and ".join(source.name for source in sources)
-        raise InputError(f"{names}: all chunks took part in making the recipe", "give another text with --text")
+        raise InputError(f"{names}: all chunks took part in making the recipe", "give another with --text or --tokens")
     return best

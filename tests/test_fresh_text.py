@@ -103,7 +103,7 @@ def test_when_all_was_used_another_text_is_asked_for(sources: tuple[Source, ...]
     names = " and ".join(text.name for text in sources)
     with pytest.raises(InputError, match=f"{names}: all chunks took part in making the recipe") as caught:
         fresh(sources, used, 4)
-    assert caught.value.hint == "give another text with --text"
+    assert caught.value.hint == "give another with --text or --tokens"
 
 
 def test_a_rest_that_fills_no_chunk_is_no_text() -> None:
