@@ -10,6 +10,8 @@ from pathlib import Path
 
 import psutil
 
+from qres.errors import InputError
+
 
 @contextmanager
 def whole_file(target: Path) -> Iterator[Path]:
@@ -25,6 +27,28 @@ def whole_file(target: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):  # renamed, or never made
             partial.unlink()
+
+
+def write_text(path: Path, text: str, instead: str) -> None:
+    """Write a text file whole; a link stays a link, and what it leads to is replaced.
+
+    Args:
+        path: The file; its folder is made if it is not there.
+        text: What to write.
+        instead: What to do where it cannot be written.
+
+    Raises:
+        InputError: it cannot be written, or there is something else by its name.
+    """
+    path = path.resolve()
+    try:
+        if path.exists() and not path.is_file():
+            raise InputError(f"{path} exists and is not a file", instead)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with whole_file(path) as partial:
+            partial.write_text(text, encoding="utf-8", newline="\n")
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror or error}", instead) from error
 
 
 def remove_leftovers(folder: Path, names: str, *, dead_only: bool = False) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
 from qres import file_stamp, gguf_file, levels, quantizing
 from qres.atomic import remove_leftovers
+from qres.candidates import Listener
 from qres.errors import InputError, NativeError, UsageError
 from qres.gguf_cursor import show
 from qres.gguf_file import Inventory
@@ -16,16 +16,6 @@ from qres.imatrix import Imatrix
 from qres.recipe_records import Built, Recipe
 
 _AGAIN = "make the recipe again with qres recipe; nothing was left"
-
-
-class Listener(Protocol):
-    """Hears how it gets on."""
-
-    def stage(self, title: str, total: int | None) -> None:
-        """A stage begins."""
-
-    def step(self, done: int, total: int, doing: str = "") -> None:
-        """Progress within the stage."""
 
 
 def require_model(recipe: Recipe, reference: Inventory) -> None:
@@ -101,7 +91,7 @@ def build(
     """
     _require_writable(target, reference, force)
     stamps = [file_stamp.stamp(path) for path in reference.shards]
-    types = {tensor.name: tensor.type for tensor in recipe.tensors if tensor.quantizable}
+    types = recipe.quantized
     ftype = levels.LEVELS_BY_NAME[recipe.base].ftype
     listener.stage("dry run", None)
     (planned,) = quantizing.planned_types(reference, [ftype], threads, imatrix, types)

@@ -215,12 +215,8 @@ def made(
     found: list[Candidate] = []
     skipped: list[Skipped] = []
     for level in wanted:
-        target = level_cache.level_path(folder, reference, digest, level, version("llama-cpp-python"), imatrix)
-        listener.stage(f"making {level.name}", None)
         try:
-            inventory = level_cache.make(
-                reference, level, target, threads, listener.step, listener.note, stamps, imatrix
-            )
+            inventory = level_file(reference, digest, level, folder, threads, listener, stamps, imatrix)
             found.append(Candidate(level.name, inventory))
         except NativeError as error:
             if isinstance(error, CrashError) and error.killed:  # for want of memory, perhaps: the next would be, too
@@ -230,6 +226,27 @@ def made(
     if not found:
         raise NativeError(f"no level could be made: {'; '.join(f'{row.what}: {row.reason}' for row in skipped)}")
     return _by_size(found), tuple(skipped)
+
+
+def level_file(
+    reference: Inventory,
+    digest: str,
+    level: Level,
+    folder: Path,
+    threads: int,
+    listener: Listener,
+    stamps: Sequence[Stamp],
+    imatrix: Imatrix | None,
+) -> Inventory:
+    """A level's file, from the cache or made now; `digest` is of the reference's content.
+
+    Raises:
+        InputError: no room, a folder that cannot be written, or a reference that changed.
+        NativeError: llama.cpp failed.
+    """
+    target = level_cache.level_path(folder, reference, digest, level, version("llama-cpp-python"), imatrix)
+    listener.stage(f"making {level.name}", None)
+    return level_cache.make(reference, level, target, threads, listener.step, listener.note, stamps, imatrix)
 
 
 def in_mib(listener: Listener) -> OnProgress:

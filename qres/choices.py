@@ -10,11 +10,12 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 from qres import correction, levels
 from qres.errors import InputError, UnsupportedError
-from qres.recipe_records import Expected, FileTensor
+from qres.recipe_records import Expected, FileTensor, Stock
 from qres.records import Level, Result
 
 INTERVAL_CHUNKS = 8
@@ -151,9 +152,22 @@ class Choices:
 
     def stock(self) -> dict[str, dict[str, str]]:
         """Level -> tensor -> type, of the usual levels and the measured ones, which count where both are known."""
+        return self._stock
+
+    @cached_property
+    def _stock(self) -> dict[str, dict[str, str]]:
         found = {rung.level: dict(zip(self.by_name, rung.types, strict=True)) for rung in self.result.ladder}
         found |= {level.name: self.level_types(level) for level in self.levels}
         return dict(sorted(found.items(), key=lambda pair: self.bytes_of(pair[1])))
+
+    @cached_property
+    def ladder(self) -> tuple[Stock, ...]:
+        """The usual levels with their predictions, smallest first."""
+        return tuple(
+            Stock(name, self.bytes_of(types), self.expected(self.loss(types)))
+            for name, types in self.stock().items()
+            if name in levels.LADDER
+        )
 
 
 def size_of(row: Row, type_name: str) -> int:

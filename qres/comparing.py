@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-from qres import corpus
 from qres.capture import Snapshot, capture
 from qres.compared import Compared, ComparisonJob
 from qres.corpus import Chunk, Fresh
@@ -18,9 +17,8 @@ from qres.drift import norms, reference_norms
 from qres.errors import QresError
 from qres.job import Progress
 from qres.metrics import Floats, score, score_reference
-from qres.native.memory import layout
 from qres.native.session import Session, SessionOptions
-from qres.native.vocabulary import Vocabulary
+from qres.preflight import fresh_text
 from qres.residual import ResidualMap, trace
 
 GROUP = 3
@@ -37,10 +35,7 @@ def compare(emit: Callable[[object], None], job: ComparisonJob) -> tuple[Fresh, 
         InputError: no text that was not used.
         QresError: a model that cannot be loaded or measured.
     """
-    with layout(job.reference) as laid_out:
-        words = Vocabulary(laid_out, job.reference.name)
-        limits = (words.n_tokens, words.bos(), job.n_ctx, job.used, job.chunks)
-        text = corpus.fresh(job.sources, words.tokenize, *limits)
+    text = fresh_text(job.reference, job.sources, job.n_ctx, job.used, job.chunks)
     chunks = text.chunks
     groups = [job.files[i : i + GROUP] for i in range(0, len(job.files), GROUP)]
     total = len(chunks) * (len(groups) + len(job.files))

@@ -30,11 +30,12 @@ def read(choices: Choices, path: Path, wishes: Wishes) -> tuple[Recipe, list[Dev
     try:
         with path.open("rb") as file:
             begin = file.read(4)
+            data = begin if begin == b"GGUF" else begin + file.read(_MAX_RULES_BYTES)
     except OSError as error:
         raise InputError(
             f"cannot read {path}: {error.strerror or error}", "give a GGUF, or rules for a quantizer"
         ) from error
-    types, level = _of_gguf(choices, path, wishes) if begin == b"GGUF" else _of_rules(choices, path, wishes)
+    types, level = _of_gguf(choices, path, wishes) if begin == b"GGUF" else _of_rules(choices, path, data, wishes)
     recipe = of_types(choices, types, f"types of {path.name}", level, wishes)
     return recipe, deviations(choices, types, level)
 
@@ -58,8 +59,7 @@ def _of_gguf(choices: Choices, path: Path, wishes: Wishes) -> tuple[dict[str, st
     return types, own if own and wishes.level is None else base_level(choices, wishes)
 
 
-def _of_rules(choices: Choices, path: Path, wishes: Wishes) -> tuple[dict[str, str], str]:
-    data = path.read_bytes()[: _MAX_RULES_BYTES + 1]
+def _of_rules(choices: Choices, path: Path, data: bytes, wishes: Wishes) -> tuple[dict[str, str], str]:
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError:

@@ -129,6 +129,11 @@ def clustered_se(sums: Sequence[float], counts: Sequence[float]) -> float | None
     return float(math.sqrt(chunks / (chunks - 1) * float(spread @ spread)) / n)
 
 
+def paired_se(a: ChunkMean, b: ChunkMean) -> float | None:
+    """Standard error of the difference of two means over the same tokens, chunk by chunk; None below 2 chunks."""
+    return clustered_se([x - y for x, y in zip(a.sums, b.sums, strict=True)], a.counts)
+
+
 @dataclass(frozen=True)
 class Scored:
     """The reference's next-token distribution at the scored positions of a chunk."""

@@ -5,10 +5,11 @@ Wrong texts, a missing GPU backend and a model that llama.cpp refuses end the sc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from qres import corpus
+from qres.corpus import Fresh
 from qres.errors import NativeError, UsageError
 from qres.job import Preflight
 from qres.native.memory import ContextMemory, context_memory, layout
@@ -54,6 +55,18 @@ def preflight(
         except NativeError as error:  # the model can be measured without knowing what it would need elsewhere
             return Preflight(texts, own, memory, error.message)
     return Preflight(texts, own, memory, "")
+
+
+def fresh_text(model: Path, sources: Sequence[corpus.Source], n_ctx: int, used: Collection[str], limit: int) -> Fresh:
+    """Chunks of texts that took no part in what is to be checked with them, by the model's tokenizer.
+
+    Raises:
+        InputError: a text that is too short, or all of which was used.
+        NativeError: llama.cpp refuses the model.
+    """
+    with layout(model) as laid_out:
+        words = Vocabulary(laid_out, model.name)
+        return corpus.fresh(sources, words.tokenize, words.n_tokens, words.bos(), n_ctx, used, limit)
 
 
 def _require_device(device: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from qres import __version__, levels
@@ -320,22 +320,12 @@ def _planned(row: Row, type_name: str, expected: Expected | None, plan: _Plan) -
 def _nearest(choices: Choices, types: Mapping[str, str]) -> str:
     """The level that llama.cpp makes of nearest size, for `general.file_type`."""
     size = choices.bytes_of(types)
-    return min(stock(choices), key=lambda row: abs(row.bytes - size)).level
-
-
-def stock(choices: Choices) -> list[Stock]:
-    """The usual levels with their predictions, smallest first."""
-    rows = [
-        Stock(name, choices.bytes_of(types), choices.expected(choices.loss(types)))
-        for name, types in choices.stock().items()
-        if name in levels.LADDER
-    ]
-    return sorted(rows, key=lambda row: row.bytes)
+    return min(choices.ladder, key=lambda row: abs(row.bytes - size)).level
 
 
 def _stock(choices: Choices, size: int) -> tuple[Stock, ...]:
     """The level of equal size, which is the largest that is not larger, and the next one up."""
-    rows = stock(choices)
+    rows = choices.ladder
     equal = [row for row in rows if row.bytes <= size * NEAR] or rows[:1]
     # Of levels of about one size the better one is the fair rival.
     best = min(
@@ -344,8 +334,3 @@ def _stock(choices: Choices, size: int) -> tuple[Stock, ...]:
     )
     above = [row for row in rows if row.bytes > max(size * NEAR, best.bytes)]
     return (best, *above[:1])
-
-
-def only_quantizable(tensors: Sequence[PlannedTensor]) -> dict[str, str]:
-    """Tensor -> type of what the quantizer is to be told."""
-    return {tensor.name: tensor.type for tensor in tensors if tensor.quantizable}

@@ -10,12 +10,13 @@ from pathlib import Path
 from pathvalidate import sanitize_filename
 
 from qres import dialects, levels, result_json
-from qres.atomic import whole_file
+from qres.atomic import write_text
 from qres.errors import InputError
 from qres.gguf_cursor import show
 from qres.recipe_records import Recipe
 
 RECIPE_NAME, RULES_NAME, CUSTOM_Q_NAME, COMMAND_NAME = "recipe.json", "tensor-types.txt", "custom-q.txt", "commands.txt"
+_INSTEAD = "choose another folder with --out"
 
 
 def default_folder(result: Path, recipe: Recipe) -> Path:
@@ -61,7 +62,7 @@ def save(recipe: Recipe, folder: Path, model: str) -> tuple[Path, ...]:
     Raises:
         InputError: a file cannot be written, or there is something else by its name.
     """
-    types = [(tensor.name, tensor.type) for tensor in recipe.tensors if tensor.quantizable]
+    types = list(recipe.quantized.items())
     texts = {
         RECIPE_NAME: result_json.to_json(_with_known(recipe, folder / RECIPE_NAME)),
         RULES_NAME: dialects.tensor_type_file(types),
@@ -69,7 +70,7 @@ def save(recipe: Recipe, folder: Path, model: str) -> tuple[Path, ...]:
         COMMAND_NAME: "".join(f"{line}\n" for line in commands(recipe, folder, model)),
     }
     for name, text in texts.items():
-        write(folder / name, text)
+        write_text(folder / name, text, _INSTEAD)
     return tuple(folder / name for name in texts)
 
 
@@ -79,12 +80,12 @@ def update(recipe: Recipe, path: Path) -> None:
     Raises:
         InputError: it cannot be written.
     """
-    write(path, result_json.to_json(recipe))
+    write_text(path, result_json.to_json(recipe), _INSTEAD)
 
 
 def commands(recipe: Recipe, folder: Path, model: str) -> list[str]:
     """How to make the file: with qres, with llama-quantize and with ik_llama.cpp."""
-    types = [(tensor.name, tensor.type) for tensor in recipe.tensors if tensor.quantizable]
+    types = list(recipe.quantized.items())
     matrix = ["--imatrix", recipe.imatrix] if recipe.imatrix else []
     out = f"{Path(model).stem}-{folder.name}.gguf"
     ends = [model, out, recipe.base]
@@ -95,24 +96,6 @@ def commands(recipe: Recipe, folder: Path, model: str) -> list[str]:
         shlex.join(["llama-quantize", *matrix, *dialects.flags(types), "--tensor-type-file", rules, *ends]),
         f'{ik} "$(cat {shlex.quote(str(custom))})" {shlex.join(ends)}',
     ]
-
-
-def write(path: Path, text: str) -> None:
-    """Write a text file beside its name, then rename it.
-
-    Raises:
-        InputError: it cannot be written.
-    """
-    try:
-        if path.exists() and not path.is_file():
-            raise InputError(f"{path} exists and is not a file", "choose another folder with --out")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(path) as partial:
-            partial.write_text(text, encoding="utf-8", newline="\n")
-    except OSError as error:
-        raise InputError(
-            f"cannot write {path}: {error.strerror or error}", "choose another folder with --out"
-        ) from error
 
 
 def _with_known(recipe: Recipe, path: Path) -> Recipe:

@@ -213,6 +213,11 @@ class Recipe:
     limit_is_file: bool = False
     """`limit_bytes` counts the padding of tensors: the budget was of a file."""
 
+    @property
+    def quantized(self) -> dict[str, str]:
+        """Tensor -> type of what the quantizer is to be told: all but what llama.cpp copies as it is."""
+        return {tensor.name: tensor.type for tensor in self.tensors if tensor.quantizable}
+
 
 @dataclass(frozen=True)
 class Mix:

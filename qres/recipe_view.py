@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from rich.text import Text
 from qres.deviations import Deviation
 from qres.progress import answer_console, text_table
 from qres.recipe_records import Built, Expected, Recipe, Refinement, Verification
-from qres.report.formatting import PREDICTED, change, fixed, mib, percent, plus_minus, significant
+from qres.report.formatting import PREDICTED, change, fixed, mib, percent, plus_minus, significant, versus
 from qres.report.plain import plain, plain_record
 
 MOST = 30
@@ -32,7 +33,7 @@ def show_recipe(
     if recipe.refinement:
         console.print(Text(_refined(recipe.refinement)))
     console.print()
-    weights = sum(_weights(tensor.shape) for tensor in recipe.tensors)
+    weights = sum(math.prod(tensor.shape) for tensor in recipe.tensors)
     rows = [("this recipe", mib(recipe.bytes), fixed(recipe.bpw), _expected(recipe.predicted))]
     rows += [
         (one.level, mib(one.bytes), fixed(8 * one.bytes / weights), _expected(one.predicted)) for one in recipe.stock
@@ -75,14 +76,11 @@ def show_verification(recipe: Recipe, found: Verification, path: Path) -> None:
         console.print(Text(f"From what {found.levels[0].name} does on this text, {here} (texts differ)."))
     for pair, level in zip(found.pairs, found.levels, strict=True):
         if pair.kld_difference is not None and level.kld and own.kld is not None:
-            less = "less" if own.kld < level.kld else "more"
             difference = f"{pair.kld_difference:+.4f}"
             spread = f" ± {pair.kld_difference_se:.4f}" if pair.kld_difference_se is not None else ""
-            by = percent(abs(own.kld / level.kld - 1))
             size = f"{(own.bytes - level.bytes) / 2**20:+,.1f} MiB"
-            console.print(
-                Text(f"Against {pair.level} ({size}): KLD {difference}{spread}, {by} {less}, on the same tokens.")
-            )
+            kld = f"KLD {difference}{spread}, {versus(own.kld / level.kld)}"
+            console.print(Text(f"Against {pair.level} ({size}): {kld}, on the same tokens."))
     console.print()
     titles = ("", "MiB", "KLD ± SE", "same top", "PPL change", "drift at the end")
     rows = [
@@ -120,10 +118,9 @@ def _against_stock(recipe: Recipe) -> str:
     stock, own = recipe.stock[0], recipe.predicted
     if own is None or stock.predicted is None:
         return "Without a prediction nothing can be said about its damage: build and verify it."
-    share = own.kld / stock.predicted.kld - 1
     size = (recipe.bytes - stock.bytes) / 2**20
     beside = "is as large" if abs(size) < 0.05 else f"is {abs(size):.1f} MiB {'smaller' if size > 0 else 'larger'}"
-    return f"That is {percent(abs(share))} {'less' if share < 0 else 'more'} than {stock.level}, which {beside}."
+    return f"That is {versus(own.kld / stock.predicted.kld)} than {stock.level}, which {beside}."
 
 
 def _refined(found: Refinement) -> str:
@@ -134,15 +131,8 @@ def _refined(found: Refinement) -> str:
 
 
 def _types(recipe: Recipe) -> str:
-    held = Counter(tensor.type for tensor in recipe.tensors if tensor.quantizable)
+    held = Counter(recipe.quantized.values())
     return ", ".join(f"{name} {count}" for name, count in held.most_common())
-
-
-def _weights(shape: Sequence[int]) -> int:
-    total = 1
-    for length in shape:
-        total *= length
-    return total
 
 
 def _show_deviations(deviations: Sequence[Deviation]) -> None:

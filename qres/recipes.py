@@ -14,7 +14,7 @@ from qres.choices import Choices
 from qres.errors import QresError, UnsupportedError, UsageError
 from qres.gguf_file import Inventory
 from qres.imatrix import Imatrix
-from qres.recipe import Wishes, make, stock
+from qres.recipe import Wishes, make
 from qres.recipe_records import Mix, Recipe
 from qres.records import Result, Skipped
 from qres.verify import VerifyOptions
@@ -57,7 +57,7 @@ def planned(result: Result) -> Result:
     return replace(
         result,
         mixes=_mixes(choices),
-        stock=tuple(stock(choices)),
+        stock=choices.ladder,
         recoveries=recovery.recoveries(choices),
         recipes=tuple(found),
     )
@@ -65,7 +65,7 @@ def planned(result: Result) -> Result:
 
 def _mixes(choices: Choices) -> tuple[Mix, ...]:
     """The best recipes from the size of the smallest usual level to that of the largest."""
-    rows = stock(choices)
+    rows = choices.ladder
     low, high = (8 * row.bytes / choices.n_weights for row in (rows[0], rows[-1]))
     found = []
     for i in range(_MIXES + 1):

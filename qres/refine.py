@@ -12,7 +12,6 @@ from qres.corpus import Source
 from qres.exchange import Refined, RefineJob, Trial
 from qres.gguf_file import Inventory
 from qres.imatrix import Imatrix
-from qres.job import Progress
 from qres.native import worker
 from qres.recipe import Wishes
 from qres.recipe_records import Exchange, Recipe, Refinement
@@ -60,7 +59,7 @@ def refine(
     job = RefineJob(
         reference=reference.path,
         rows=tuple(row for row in choices.rows if row.types and row.tensor.name not in pinned),
-        types=recipe.only_quantizable(found.tensors),
+        types=found.quantized,
         room=max(0, free),
         is_file=found.limit_is_file,
         importance=imatrix.for_model(reference) if imatrix else {},
@@ -72,7 +71,7 @@ def refine(
         trials=options.trials,
     )
     listener.stage("refining", None)
-    result = worker.run(_refine, lambda event: _tell(event, listener), job)
+    result = worker.run(_refine, lambda event: listener.step(event.done, event.total, event.doing), job)
     file_stamp.require_unchanged(stamps)
     types = {tensor.name: tensor.type for tensor in found.tensors} | result.types
     changed = recipe.of_types(choices, types, found.budget, found.base, wishes)
@@ -119,10 +118,6 @@ def _exchange(trial: Trial) -> Exchange:
         measured_change=trial.change,
         measured_change_se=trial.change_se,
     )
-
-
-def _tell(event: Progress, listener: Listener) -> None:
-    listener.step(event.done, event.total, event.doing)
 
 
 def _refine(emit: Callable[[object], None], job: RefineJob) -> Refined:  # in the worker: only there is llama.cpp loaded

@@ -13,16 +13,15 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from qres import corpus, gguf_file
+from qres import gguf_file
 from qres.corpus import Chunk
 from qres.exchange import Refined, RefineJob, Step, Trial, candidates
 from qres.gguf_file import Inventory
 from qres.job import Progress
 from qres.metrics import Scored, clustered_se, score, score_reference
 from qres.native import rows as blocks
-from qres.native.memory import layout
 from qres.native.session import Session, SessionOptions
-from qres.native.vocabulary import Vocabulary
+from qres.preflight import fresh_text
 
 Floats = npt.NDArray[np.float32]
 
@@ -38,10 +37,7 @@ def refine(emit: Callable[[object], None], job: RefineJob) -> Refined:
         NativeError: llama.cpp failed.
     """
     started = time.monotonic()
-    with layout(job.reference) as laid_out:
-        words = Vocabulary(laid_out, job.reference.name)
-        limits = (words.n_tokens, words.bos(), job.n_ctx, job.used, job.chunks)
-        text = corpus.fresh(job.sources, words.tokenize, *limits)
+    text = fresh_text(job.reference, job.sources, job.n_ctx, job.used, job.chunks)
     with Session(job.reference, SessionOptions(job.n_ctx, job.threads, writable=True)) as session:
         model = _Rounded(session, job, text.chunks)
         for done, (name, kind) in enumerate(job.types.items()):

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from qres.drift import DriftStats, HealthStats
 from qres.levels import F16_MAX
 from qres.lockstep import LevelStats
-from qres.metrics import ChunkMean, clustered_se, spearman
+from qres.metrics import ChunkMean, clustered_se, paired_se, spearman
 from qres.records import Additivity, Comparison, Health, Keep, KeepCheck, Point, RankCorrelation, Unit
 from qres.residual import ResidualMap
 from qres.sensitivity.patching import unit_name
@@ -193,6 +193,5 @@ def comparisons(names: Sequence[str], stats: Sequence[LevelStats]) -> tuple[Comp
         broken = any(s.output.nonfinite > s.output.reference_nonfinite for s in (stats[a], stats[a + 1]))
         if broken or one.mean is None or other.mean is None:
             continue  # not the same positions
-        difference = [x - y for x, y in zip(one.sums, other.sums, strict=True)]
-        rows.append(Comparison(names[a], names[a + 1], one.mean - other.mean, clustered_se(difference, one.counts)))
+        rows.append(Comparison(names[a], names[a + 1], one.mean - other.mean, paired_se(one, other)))
     return tuple(rows)

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 
-from qres import file_stamp, gguf_file, level_cache, levels
-from qres.candidates import Listener, in_mib
+from qres import file_stamp, gguf_file, levels
+from qres.candidates import Listener, in_mib, level_file
 from qres.compared import Compared, ComparisonJob
 from qres.corpus import Fresh, Source
 from qres.errors import InputError
 from qres.gguf_cursor import show
 from qres.gguf_file import Inventory
 from qres.imatrix import Imatrix
-from qres.job import Progress
 from qres.levels import Level
-from qres.metrics import clustered_se
+from qres.metrics import paired_se
 from qres.native import worker
 from qres.recipe_records import Expected, Measure, Pairing, Recipe, Verification
 
@@ -101,7 +99,7 @@ def verify(
     )
     stamps = [file_stamp.stamp(path) for one in (reference, *inventories) for path in one.shards]
     listener.stage("verifying", None)
-    text, found = worker.run(_compare, lambda event: _tell(event, listener), job)
+    text, found = worker.run(_compare, lambda event: listener.step(event.done, event.total, event.doing), job)
     file_stamp.require_unchanged(stamps)
     measured = {
         name: (compared, inventory)
@@ -124,18 +122,8 @@ def _levels(
     stamps = [file_stamp.stamp(path) for path in reference.shards]
     listener.stage("reading the reference", None)
     digest = gguf_file.content_digest(reference.shards, in_mib(listener))
-    found = []
-    for level in wanted:
-        target = level_cache.level_path(options.cache, reference, digest, level, version("llama-cpp-python"), imatrix)
-        listener.stage(f"making {level.name}", None)
-        found.append(
-            level_cache.make(reference, level, target, options.threads, listener.step, listener.note, stamps, imatrix)
-        )
-    return found
-
-
-def _tell(event: Progress, listener: Listener) -> None:
-    listener.step(event.done, event.total, event.doing)
+    run = (options.cache, options.threads, listener, stamps, imatrix)
+    return [level_file(reference, digest, level, *run) for level in wanted]
 
 
 def _compare(
@@ -201,5 +189,4 @@ def _pair(level: str, recipe: Compared, other: Compared) -> Pairing:
     a, b = recipe.output, other.output
     if a.kld.mean is None or b.kld.mean is None or a.kld.counts != b.kld.counts:
         return Pairing(level, None, None)
-    difference = [x - y for x, y in zip(a.kld.sums, b.kld.sums, strict=True)]
-    return Pairing(level, a.kld.mean - b.kld.mean, clustered_se(difference, a.kld.counts))
+    return Pairing(level, a.kld.mean - b.kld.mean, paired_se(a.kld, b.kld))

@@ -13,7 +13,7 @@ from pathlib import Path
 import filelock
 from pathvalidate import sanitize_filename
 
-from qres.atomic import remove_leftovers, whole_file
+from qres.atomic import remove_leftovers, write_text
 from qres.errors import InputError
 from qres.job import STATE_NAME
 from qres.records import Result
@@ -175,14 +175,4 @@ def reports(result: Result, folder: Path, formats: Collection[str], target: Path
 
 
 def _write(path: Path, text: str) -> None:
-    path = path.resolve()  # a link stays a link, and what it leads to is replaced
-    try:
-        if path.exists() and not path.is_file():
-            raise InputError(f"{path} exists and is not a file", "choose another place with --out")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(path) as partial:
-            partial.write_text(text, encoding="utf-8", newline="\n")
-    except OSError as error:
-        raise InputError(
-            f"cannot write {path}: {error.strerror or error}", "choose another place with --out"
-        ) from error
+    write_text(path, text, "choose another place with --out")

@@ -602,13 +602,13 @@ def test_levels_beside_a_recipe_that_is_smaller_than_all(choices: Choices) -> No
 
 def test_stock_has_the_usual_levels_smallest_first() -> None:
     result = replace(ex.example(), levels=(*ex.example().levels, ex.level("mine", 0.1, LADDER["Q4_0"])))
-    found = recipe.stock(Choices(result))
+    found = list(Choices(result).ladder)
     assert [row.level for row in found] == ["Q2_K", "Q4_0", "Q4_K_S", "Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0"]
     assert found[0].predicted is None
 
 
 def test_what_the_quantizer_is_told_leaves_out_what_it_copies(choices: Choices) -> None:
     found = made(choices, "6bpw")
-    told = recipe.only_quantizable(found.tensors)
+    told = found.quantized
     assert list(told) == [name for name in NAMES if name not in {NORM, ROUTER, OTHER_NORM}]
     assert told.items() <= types_of(found).items()

@@ -92,6 +92,15 @@ def change(ln_ratio: float | None, error: float | None = None) -> str:
     return _minus(f"{text} %")
 
 
+def versus(ratio: float) -> str:
+    """A ratio as how much less or more it is.
+
+    >>> versus(0.6), versus(1.25)
+    ('40.0 % less', '25.0 % more')
+    """
+    return f"{percent(abs(ratio - 1))} {'less' if ratio < 1 else 'more'}"
+
+
 def fixed(value: float | None, digits: int = 2) -> str:
     """A number with a fixed number of decimals."""
     return NA if value is None else _minus(f"{value:,.{digits}f}")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Sequence
 
 from qres.recipe_records import Expected, Measure, Recipe, Recovery, Stock
 from qres.records import Result
@@ -18,6 +18,7 @@ from qres.report.formatting import (
     plus_minus,
     predicted,
     significant,
+    versus,
 )
 from qres.report.table import Cell, Column, Table, number, table, text
 
@@ -34,20 +35,19 @@ def answer(result: Result) -> str:
         size = f"{recipe.budget} ({mib(recipe.bytes)} MiB): measured KLD {significant(found.recipe.kld)}"
         if rival is None or not rival.kld or found.recipe.kld is None:
             return f"{size} on {found.text}."
-        share = 1 - found.recipe.kld / rival.kld
         beside = f"{rival.name} has {significant(rival.kld)} with {mib(rival.bytes)} MiB"
-        less = f"{percent(abs(share))} {'less' if share > 0 else 'more'}"
+        less = versus(found.recipe.kld / rival.kld)
         return f"{size}, {beside}: {less}, on text that did not choose it ({found.text})."
     first = result.recipes[0]
     rival_stock = _rival(first)
     if first.predicted is None or rival_stock is None or rival_stock.predicted is None:
         return "Not all of this has predictions: build and verify the recipes to know what they do."
-    share = 1 - first.predicted.kld / rival_stock.predicted.kld
+    less = versus(first.predicted.kld / rival_stock.predicted.kld)
     return (
         f"{first.budget} ({mib(first.bytes)} MiB): predicted KLD {predicted(first.predicted.kld)} where "
-        f"{rival_stock.level} has {predicted(rival_stock.predicted.kld)}, {PREDICTED}{percent(abs(share))} "
-        f"{'less' if share > 0 else 'more'}. Nothing of this is measured yet: qres build makes the file, qres verify "
-        "measures it on other text; qres scan --recipe does both."
+        f"{rival_stock.level} has {predicted(rival_stock.predicted.kld)}, {PREDICTED}{less}. "
+        "Nothing of this is measured yet: qres build makes the file, qres verify measures it on other text; qres scan "
+        "--recipe does both."
     )
 
 
@@ -95,7 +95,7 @@ def _recipe(recipe: Recipe) -> tuple[Cell, ...]:
     rival, own = _rival(recipe), recipe.predicted
     beside = rival.predicted if rival else None
     share = None if own is None or beside is None else 1 - own.kld / beside.kld
-    held = Counter(tensor.type for tensor in recipe.tensors if tensor.quantizable)
+    held = Counter(recipe.quantized.values())
     return (
         text(recipe.budget),
         number(recipe.bytes, mib(recipe.bytes)),
@@ -181,7 +181,7 @@ def levels(result: Result) -> Table:
         Column("predicted KLD", "predicted"),
         Column("measured KLD"),
     )
-    weights = sum(_count(tensor.shape) for tensor in result.tensors)
+    weights = sum(math.prod(tensor.shape) for tensor in result.tensors)
     rows = (_level(stock, weights, measured.get(stock.level)) for stock in result.stock)
     note = "Types and sizes by llama.cpp's own dry run; predictions calibrated on the levels that were measured."
     return table("all-levels", "All usual levels, predicted", columns, rows, note=note, folded=True)
@@ -196,13 +196,6 @@ def _level(stock: Stock, weights: int, measured: float | None) -> tuple[Cell, ..
         _kld(stock.predicted),
         number(measured, significant(measured)),
     )
-
-
-def _count(shape: Sequence[int]) -> int:
-    total = 1
-    for length in shape:
-        total *= length
-    return total
 
 
 def sixteen_answer(result: Result) -> str:

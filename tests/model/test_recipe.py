@@ -252,7 +252,7 @@ def test_rules_on_disk_are_the_recipes(scanned: Scanned, tmp_path: Path) -> None
     as_llama_quantize(scanned.inventory.path, tmp_path / "theirs.gguf", rules, flags, ftype)
     assert (tmp_path / "theirs.gguf").read_bytes() == built_path(scanned, "same-as-Q4_K_M").read_bytes()
     custom = dialects.parse((folder / "custom-q.txt").read_text())
-    plan = recipes.only_quantizable(recipe.tensors)
+    plan = recipe.quantized
     assert dialects.apply(custom, [tensor.name for tensor in recipe.tensors]) == plan
 
 

@@ -96,7 +96,7 @@ def test_weights_in_memory_do_what_those_in_a_file_do(scanned: Scanned, tmp_path
 
     The latter adds 2.8e-5 to 7.0e-5 to KLDs of 5.9e-5 to 3.2e-3.
     """
-    types = recipes.only_quantizable(recipes.make(scanned.choices, budgets.parse(text), Wishes()).tensors)
+    types = recipes.make(scanned.choices, budgets.parse(text), Wishes()).quantized
     found = refining.refine(lambda _: None, job(scanned.inventory, types, scanned.held))
     assert (found.tried, found.kept, found.types, found.kld_after) == (0, [], types, found.kld_before)
     chunks = found.text.chunks
@@ -283,7 +283,7 @@ def test_refining_is_better_by_a_file_of_its_types(scanned: Scanned, poor: Recip
     found = []
     for recipe in (poor, refined):
         target = scanned.folder / "exchanged.gguf"
-        quantize(scanned.inventory.path, target, Q4_K_M, 1, None, None, recipes.only_quantizable(recipe.tensors))
+        quantize(scanned.inventory.path, target, Q4_K_M, 1, None, None, recipe.quantized)
         found.append(kld(scanned.inventory.path, target, fresh))
     assert found[1] < 0.9 * found[0]
 
