@@ -32,7 +32,7 @@ _PADDING = 32
 
 @dataclass(frozen=True)
 class Row:
-    """The options of one tensor; of one that llama.cpp copies as it is there is one option."""
+    """The options of one tensor."""
 
     tensor: FileTensor
     quantizable: bool
@@ -150,12 +150,9 @@ class Choices:
         """Tensor -> type in the level's file."""
         return dict(zip(self.by_name, level.tensor_types, strict=True))
 
+    @cached_property
     def stock(self) -> dict[str, dict[str, str]]:
         """Level -> tensor -> type, of the usual levels and the measured ones, which count where both are known."""
-        return self._stock
-
-    @cached_property
-    def _stock(self) -> dict[str, dict[str, str]]:
         found = {rung.level: dict(zip(self.by_name, rung.types, strict=True)) for rung in self.result.ladder}
         found |= {level.name: self.level_types(level) for level in self.levels}
         return dict(sorted(found.items(), key=lambda pair: self.bytes_of(pair[1])))
@@ -165,7 +162,7 @@ class Choices:
         """The usual levels with their predictions, smallest first."""
         return tuple(
             Stock(name, self.bytes_of(types), self.expected(self.loss(types)))
-            for name, types in self.stock().items()
+            for name, types in self.stock.items()
             if name in levels.LADDER
         )
 

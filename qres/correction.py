@@ -43,7 +43,6 @@ REACH = 0.12
 """Share of the depth over which the smooth part of these stays alike."""
 OTHER_KIND = 0.5
 """Correlation of it between kinds of branches."""
-_MEASURED = frozenset({"patched", "forced"})
 _LEAST = 5
 """Layers that a role needs."""
 _PASSES = 3
@@ -135,7 +134,7 @@ def _known(result: Result, steady: Mapping[Key, float]) -> dict[str, tuple[float
         factor = level.calibration.factor if level.calibration else None
         times = _steadied_units(result, level.tensor_types, steady)
         for unit in level.units:
-            if factor and unit.method in _MEASURED and unit.kld and unit.predicted_kld:
+            if factor and unit.is_measured and unit.kld and unit.predicted_kld:
                 relative = [(unit.kld_se or 0.0) / unit.kld, (unit.predicted_se or 0.0) / unit.predicted_kld]
                 value = math.log(unit.kld / unit.predicted_kld * factor / times.get(unit.unit, 1.0))
                 rows[unit.unit].append((value, sum(one**2 for one in relative) + 1e-4))

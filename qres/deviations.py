@@ -32,9 +32,9 @@ def deviations(choices: Choices, types: Mapping[str, str], level: str) -> list[D
     Args:
         choices: Of the model.
         types: Of the file.
-        level: A key of `choices.stock()`.
+        level: A key of `choices.stock`.
     """
-    stock = choices.stock()[level]
+    stock = choices.stock[level]
     raw = choices.loss(types)
     factor = choices.factor(raw) if raw else 1.0
     rows = [row for row in choices.rows if row.types]

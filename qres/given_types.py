@@ -55,7 +55,7 @@ def _of_gguf(choices: Choices, path: Path, wishes: Wishes) -> tuple[dict[str, st
         raise InputError(
             f"{show(path.name)}: {show(odd)} is {types[odd]}, which this qres does not know", "update qres"
         )
-    own = inventory.file_type if inventory.file_type in choices.stock() else None
+    own = inventory.file_type if inventory.file_type in choices.stock else None
     return types, own if own and wishes.level is None else base_level(choices, wishes)
 
 
@@ -71,7 +71,7 @@ def _of_rules(choices: Choices, path: Path, data: bytes, wishes: Wishes) -> tupl
     except InputError as error:
         raise InputError(f"{show(path.name)}: {error.message}", error.hint) from error
     level = base_level(choices, wishes)
-    types = dict(choices.stock()[level])
+    types = dict(choices.stock[level])
     for name, kind in dialects.apply(rules, types).items():
         row = choices.by_name[name]
         if row.quantizable:

@@ -158,7 +158,7 @@ def with_predictions(
 
 def trust(units: Sequence[Unit], drawn: Collection[str]) -> Trust | None:
     """Predicted against measured, over the units that have both; `drawn` are the names of those drawn at random."""
-    pairs = [(u, u.predicted_kld, u.kld) for u in units if u.predicted_kld and u.kld and u.method in _MEASURED]
+    pairs = [(u, u.predicted_kld, u.kld) for u in units if u.predicted_kld and u.kld and u.is_measured]
     if not pairs:
         return None
     x, y = [math.log(p) for _, p, _ in pairs], [math.log(m) for _, _, m in pairs]
@@ -171,9 +171,6 @@ def trust(units: Sequence[Unit], drawn: Collection[str]) -> Trust | None:
         slope=_slope(x, y),
         worst=tuple(unit.unit for unit, _, _ in worst),
     )
-
-
-_MEASURED = frozenset({"patched", "forced"})
 
 
 def _slope(x: Sequence[float], y: Sequence[float]) -> float | None:

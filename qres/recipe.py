@@ -115,7 +115,7 @@ def base_level(choices: Choices, wishes: Wishes) -> str:
     """
     if wishes.level is None:
         return choices.levels[0].name
-    known = choices.stock()
+    known = choices.stock
     if wishes.level not in known:
         raise UsageError(f"the result knows no level {wishes.level!r}", f"take one of {', '.join(known)}")
     return wishes.level
@@ -127,7 +127,7 @@ def _limit(choices: Choices, budget: Budget, start: str) -> int:
         return budget.file_bytes - choices.header_bytes
     if budget.bpw is not None:
         return int(budget.bpw * choices.n_weights / 8)
-    known = choices.stock()
+    known = choices.stock
     wanted = budget.level or start
     if wanted not in known:
         raise UsageError(f"{budget.text}: the result does not know that level", f"take one of {', '.join(known)}")
@@ -136,7 +136,7 @@ def _limit(choices: Choices, budget: Budget, start: str) -> int:
 
 def _plan(choices: Choices, wishes: Wishes, start: str) -> _Plan:
     """Apply the pins; what cannot be chosen has the type of the level that recipes start from."""
-    held = choices.stock()[start]
+    held = choices.stock[start]
     plan = _Plan([], {})
     matched = [0] * len(wishes.pins)
     for row in choices.rows:
@@ -212,7 +212,7 @@ def keep_16bit(choices: Choices, count: int, wishes: Wishes) -> Recipe:
     """
     start = base_level(choices, wishes)
     plan = _plan(choices, wishes, start)
-    types = choices.stock()[start] | {name: plan.fixed[name] for name in plan.pinned}
+    types = choices.stock[start] | {name: plan.fixed[name] for name in plan.pinned}
     damage: dict[str, float] = {}
     for row in plan.rows:
         loss = loss_of(row, types[row.tensor.name])

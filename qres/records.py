@@ -193,6 +193,11 @@ class Unit:
     """Calibrated prediction for the unit's tensors at the level's types; None without a replay."""
     predicted_se: float | None = None
 
+    @property
+    def is_measured(self) -> bool:
+        """The KLD comes from a decode."""
+        return self.method in ("patched", "forced")
+
 
 @dataclass(frozen=True)
 class Keep:

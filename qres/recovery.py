@@ -87,7 +87,7 @@ def _ladder(choices: Choices, types: Mapping[str, str], left: float) -> int | No
     """Bytes beside the level's where the line through the level and better ones reaches this damage."""
     start = choices.bytes_of(types)
     points = [(start, choices.loss(types) or 0.0)]
-    for name, stock in choices.stock().items():
+    for name, stock in choices.stock.items():
         size, loss = choices.bytes_of(stock), choices.loss(stock)
         if name in levels.LADDER and size > points[-1][0] and loss and loss < points[-1][1]:
             points.append((size, loss))

@@ -18,7 +18,7 @@ from qres.corpus import Chunk
 from qres.exchange import Refined, RefineJob, Step, Trial, candidates
 from qres.gguf_file import Inventory
 from qres.job import Progress
-from qres.metrics import Scored, clustered_se, score, score_reference
+from qres.metrics import ChunkMean, Scored, paired_se, score, score_reference
 from qres.native import rows as blocks
 from qres.native.session import Session, SessionOptions
 from qres.preflight import fresh_text
@@ -44,22 +44,14 @@ def refine(emit: Callable[[object], None], job: RefineJob) -> Refined:
             emit(Progress(done, len(job.types), f"rounding {name}"))
             model.give(name, kind)
         before = model.measure()
-        found = Refined(dict(job.types), _mean(before), _mean(before))
+        found = Refined(dict(job.types), before.mean or 0.0, before.mean or 0.0)
         _search(emit, job, model, before, found)
     found.text = text
     found.elapsed_s = round(time.monotonic() - started, 1)
     return found
 
 
-Sums = list[tuple[float, int]]
-"""Of each chunk: sum of KLD, and positions."""
-
-
-def _mean(sums: Sums) -> float:
-    return sum(one for one, _ in sums) / sum(count for _, count in sums)
-
-
-def _search(emit: Callable[[object], None], job: RefineJob, model: _Rounded, before: Sums, found: Refined) -> None:
+def _search(emit: Callable[[object], None], job: RefineJob, model: _Rounded, before: ChunkMean, found: Refined) -> None:
     room, failures = job.room, 0
     failed: Counter[Step] = Counter()
     seen: set[tuple[Step, ...]] = set()
@@ -75,8 +67,7 @@ def _search(emit: Callable[[object], None], job: RefineJob, model: _Rounded, bef
             model.give(step.tensor, step.after)
         after = model.measure()
         found.tried += 1
-        changes = [a - b for (a, _), (b, _) in zip(after, before, strict=True)]
-        change, se = sum(changes) / sum(n for _, n in before), clustered_se(changes, [n for _, n in before])
+        change, se = (after.mean or 0.0) - (before.mean or 0.0), paired_se(after, before)
         if change + (se or 0.0) < 0:  # by more than its standard error
             found.kept.append(Trial(one, change, se))
             found.types |= {step.tensor: step.after for step in one.steps}
@@ -88,7 +79,7 @@ def _search(emit: Callable[[object], None], job: RefineJob, model: _Rounded, bef
             for step in one.steps:
                 model.give(step.tensor, step.before)
         emit(Progress(found.tried, job.trials, f"exchanges, {len(found.kept)} kept"))
-    found.kld_after = _mean(before)
+    found.kld_after = before.mean or 0.0
 
 
 class _Rounded:
@@ -130,10 +121,9 @@ class _Rounded:
         )
         return values.reshape(-1, height, tensor.row)
 
-    def measure(self) -> Sums:
-        """KLD of every chunk against the exact reference."""
-        sums = []
+    def measure(self) -> ChunkMean:
+        """KLD against the exact reference."""
+        found = ChunkMean()
         for chunk, known in zip(self._chunks, self._known, strict=True):
-            kld = score(known, self._session.decode(chunk)).kld
-            sums.append((float(kld.sum()), len(kld)))
-        return sums
+            found.update(score(known, self._session.decode(chunk)).kld)
+        return found

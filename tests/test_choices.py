@@ -276,7 +276,7 @@ def test_levels_are_smallest_first_and_have_all_tensors() -> None:
 def test_stock_is_by_size_and_measured_types_count() -> None:
     changed = {**Q4, OUT_0: "Q5_K"}
     result = replace(ex.example(), levels=(ex.level("Q4_K_M", 0.005, changed), ex.level("mine", 0.1, LADDER["Q4_0"])))
-    stock = Choices(result).stock()
+    stock = Choices(result).stock
     assert stock["Q4_K_M"] == changed
     assert stock["Q5_K_M"] == LADDER["Q5_K_M"]
     assert stock["mine"] == LADDER["Q4_0"]
