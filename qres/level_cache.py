@@ -76,8 +76,10 @@ def make(
             if found:
                 return found
             remove_leftovers(target.parent, re.escape(target.name))
+            (types,) = quantizing.planned_types(reference, [level.ftype], threads, imatrix)
             quantizing.make(
                 *(reference, level.name, level.ftype, target, threads, on_progress, stamps, imatrix),
+                needed=quantizing.planned_bytes(reference, types),
                 check=lambda partial: _verified(partial, reference, level),
             )
     except OSError as error:

@@ -12,6 +12,7 @@ from qres.errors import InputError, NativeError
 from qres.file_stamp import Stamp, require_unchanged
 from qres.gguf_file import Inventory
 from qres.imatrix import Imatrix
+from qres.levels import TYPE_TRAITS
 from qres.native import worker
 
 if TYPE_CHECKING:  # only the worker loads llama.cpp
@@ -37,6 +38,13 @@ def planned_types(
     return worker.run(_planned, lambda _: None, reference.path, ftypes, threads, imatrix, types)
 
 
+def planned_bytes(reference: Inventory, types: Mapping[str, str]) -> int:
+    """Of a file's tensors in these types; those that have none are copied."""
+    return sum(
+        TYPE_TRAITS[types.get(tensor.name, tensor.type)].bytes_of(tensor.n_weights) for tensor in reference.tensors
+    )
+
+
 def make(
     reference: Inventory,
     what: str,
@@ -46,9 +54,9 @@ def make(
     on_progress: OnProgress,
     stamps: Sequence[Stamp],
     imatrix: Imatrix | None,
+    needed: int,
     check: Callable[[Path], object],
     types: Mapping[str, str] | None = None,
-    needed: int | None = None,
     instead: str = "--cache",
 ) -> None:
     """Make a file: beside its final name, checked, then renamed.
@@ -62,9 +70,9 @@ def make(
         on_progress: Told (tensors done, tensors in all).
         stamps: Of the reference's files.
         imatrix: What to make it with; checked to be of the reference.
+        needed: Bytes that it will take (`planned_bytes`).
         check: Called with the finished file before it is renamed; raises where it is not what was asked for.
         types: Tensor -> type, instead of the level's own choice.
-        needed: Bytes; None asks llama.cpp.
         instead: Option that chooses another place.
 
     Raises:
@@ -74,8 +82,6 @@ def make(
         OSError: the file cannot be renamed.
     """
     free = shutil.disk_usage(target.parent).free
-    if needed is None:
-        needed = worker.run(_dry_run, lambda _: None, reference.path, ftype, threads, imatrix)
     if free < needed + SPARE_BYTES:
         raise InputError(
             f"{what} needs {needed / 2**20:,.0f} MiB in {target.parent}, {free / 2**20:,.0f} MiB are free",
@@ -112,12 +118,6 @@ def _quantize(
     from qres.native.quantizer import quantize
 
     quantize(source, target, ftype, threads, lambda done, total: emit((done, total)), _importance(imatrix), types)
-
-
-def _dry_run(_emit: Callable[[object], None], source: Path, ftype: int, threads: int, imatrix: Imatrix | None) -> int:
-    from qres.native.quantizer import quantized_bytes
-
-    return quantized_bytes(source, ftype, threads, _importance(imatrix))
 
 
 def _planned(

@@ -17,6 +17,7 @@ import pytest
 from qres import estimate, gguf_file, levels
 from qres.estimate import GIB, Estimate
 from qres.gguf_file import Inventory
+from qres.quantizing import planned_bytes
 from tests import tiny
 
 MIB = 2**20
@@ -142,9 +143,9 @@ def write_wide(path: Path, monkeypatch: pytest.MonkeyPatch, n_embd: int, n_ff: i
 
 def llama_bytes(model: Inventory, level: levels.Level) -> int:
     """What the quantizer's dry run says."""
-    from qres.native.quantizer import quantized_bytes
+    from qres.native.quantizer import planned_types
 
-    return quantized_bytes(model.path, level.ftype, 1)
+    return planned_bytes(model, planned_types(model.path, level.ftype, 1))
 
 
 MAKEABLE = [level for level in levels.LEVELS if not level.needs_imatrix]

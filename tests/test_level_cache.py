@@ -55,7 +55,8 @@ def test_level_path_depends_on_content_level_and_quantizer(reference: gguf_file.
 def test_make_refuses_when_the_disk_is_full(
     reference: gguf_file.Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker, "run", lambda *_: 100 * 2**20)  # the dry run: 100 MiB
+    monkeypatch.setattr(worker, "run", lambda *_: [{}])  # the dry run
+    monkeypatch.setattr(quantizing, "planned_bytes", lambda *_: 100 * 2**20)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(2**40, 2**40, 120 * 2**20))
     target = tmp_path / "cache" / "level.gguf"
     with pytest.raises(InputError, match=r"Q4_K_M needs 100 MiB in .*cache, 120 MiB are free"):
@@ -66,9 +67,9 @@ def test_make_refuses_when_the_disk_is_full(
 def test_make_refuses_a_file_that_is_not_what_was_asked_for(
     reference: gguf_file.Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run(work: Any, _on_event: Any, source: Path, *rest: Any) -> int | None:  # noqa: ANN401 - stands for any work
-        if work is quantizing._dry_run:
-            return 1
+    def run(work: Any, _on_event: Any, source: Path, *rest: Any) -> list[dict[str, str]] | None:  # noqa: ANN401 - stands for any work
+        if work is quantizing._planned:
+            return [{}]
         shutil.copy(source, rest[0])  # the reference itself, not a Q4_K_M
         return None
 

@@ -23,7 +23,6 @@ from qres.native.session import log
 
 _COUNTER = re.compile(r"\[\s*(\d+)/\s*(\d+)\]")
 _FAILURE = re.compile(r"failed to quantize: (.+)")
-_QUANT_SIZE = re.compile(r"quant size\s*=\s*([\d.]+) MiB")
 _PLANNED = re.compile(r"\[\s*\d+/\s*\d+\]\s+(.+?)\s+- \[[^\]]*\], type =\s*(\w+), size =[^(]*(?:\((\w+)\))?\s*$")
 """A line of a dry run: the tensor, its type, and the type that it would become where that is another one."""
 _SPECIAL = re.compile(r"[\\^$.|?*+()\[\]{}]")
@@ -83,22 +82,6 @@ def quantize(
         raise NativeError(f"llama.cpp cannot quantize {source.name}: {_reason()}")
 
 
-def quantized_bytes(source: Path, ftype: int, threads: int, importance: Importance | None = None) -> int:
-    """Size that `quantize` would write, from llama.cpp's dry run; nothing is written.
-
-    The importance matrix counts: recipes choose other types for some tensors when there is one.
-
-    Raises:
-        NativeError: llama.cpp refused.
-    """
-    log.clear()
-    code = _run(source, source.with_name("never-written"), ftype, threads, importance, None, dry_run=True)
-    sizes = [match for match in map(_QUANT_SIZE.search, log.lines) if match]
-    if code != 0 or not sizes:
-        raise NativeError(f"llama.cpp cannot quantize {source.name}: {_reason()}")
-    return int(float(sizes[-1][1]) * 2**20)
-
-
 def planned_types(
     source: Path,
     ftype: int,
@@ -107,6 +90,8 @@ def planned_types(
     types: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
     """Tensor -> ggml type that `quantize` with the same arguments would give it, from llama.cpp's dry run.
+
+    The importance matrix counts: levels choose other types for some tensors when there is one.
 
     Raises:
         NativeError: llama.cpp refused.
