@@ -39,7 +39,7 @@ bench: $(VENV)/installed.stamp
 	$(BIN)/python tests/bench.py
 
 report-sample: $(VENV)/installed.stamp
-	QRES_CACHE=build/cache $(BIN)/qres demo --levels Q4_K_M,Q5_K_M,Q6_K,Q8_0 --chunks 8 --out reports/sample
+	QRES_CACHE=build/cache $(BIN)/qres demo --levels Q4_K_M,Q5_K_M,Q6_K,Q8_0 --chunks 8 --recipe --out reports/sample
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache

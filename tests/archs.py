@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -44,7 +45,7 @@ def _maker() -> ModuleType:
 
 
 def in_worker(work: Callable[..., None], folder: Path) -> dict[str, Any]:
-    """What a function finds of every architecture, in child processes that may crash.
+    """What a function finds of every architecture, in child processes that may crash, one for each CPU.
 
     Args:
         work: Called with an `emit` of (name, what was found), the names left, and the folder; emits something of a name
@@ -55,8 +56,14 @@ def in_worker(work: Callable[..., None], folder: Path) -> dict[str, Any]:
         By name, what was emitted last; the error where the process died.
     """
     need("archs/make_archs.py")
+    n = os.cpu_count() or 1
+    with ThreadPoolExecutor(n) as pool:
+        shares = pool.map(lambda i: _share(work, folder, names()[i::n]), range(n))
+    return dict(sorted(pair for share in shares for pair in share.items()))
+
+
+def _share(work: Callable[..., None], folder: Path, left: list[str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    left = names()
     while left:  # a crash ends the worker: go on behind the model that crashed
         try:
             worker.run(work, lambda event: found.update([event]), left, folder)
