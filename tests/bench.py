@@ -46,6 +46,7 @@ def say(what: str, value: float, bound: str, unit: str = "") -> None:
 
 def main() -> None:
     """Measure and print."""
+    libraries = _peak_bytes()
     say("qres --help", min(seconds(_help) for _ in range(5)), "below 0.3", " s")
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
@@ -53,7 +54,7 @@ def main() -> None:
         for name, ftype in (("Q4_K_M", 15), ("Q5_K_M", 17)):
             files.append(home / f"{name}.gguf")
             quantize(files[0], files[-1], ftype, THREADS)
-        _measure(files)
+        _measure(files, libraries)
         texts = [_chunks(files[0], name) for name in ("rank", "report")]
         bench_prediction.measure(files, texts[0], texts[1], say)
         bench_recipe.measure(files[0], THREADS, say)
@@ -70,7 +71,7 @@ def _help() -> None:
     subprocess.run([sys.executable, "-m", "qres", "--help"], check=True, capture_output=True)
 
 
-def _measure(files: list[Path]) -> None:
+def _measure(files: list[Path], libraries: int) -> None:
     options = SessionOptions(N_CTX, THREADS)
     reference, *levels = (Session(path, options) for path in files)
     with layout(files[0]) as model:
@@ -104,9 +105,14 @@ def _measure(files: list[Path]) -> None:
     snapshots.clear()
     errors.clear()
     _whole(reference, levels, chunk, weights)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     mapped = sum(path.stat().st_size for path in files)
-    say("peak memory beyond the model files", (peak - mapped) / 2**30, "at most 1.5", " GiB")
+    say("peak memory beyond the model files", (_peak_bytes() - mapped) / 2**30, "at most 1.5", " GiB")
+    say("  of it Python and its libraries, torch the most", libraries / 2**30, "", " GiB")
+
+
+def _peak_bytes() -> int:
+    """Most memory that this process has had at a time."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 class _Deaf:
