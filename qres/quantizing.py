@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 from qres.atomic import whole_file
 from qres.errors import InputError, NativeError
 from qres.file_stamp import Stamp, require_unchanged
-from qres.gguf_file import Inventory
+from qres.gguf_file import Inventory, bytes_at
 from qres.imatrix import Imatrix
-from qres.levels import TYPE_TRAITS
 from qres.native import worker
 
 if TYPE_CHECKING:  # only the worker loads llama.cpp
@@ -40,9 +39,7 @@ def planned_types(
 
 def planned_bytes(reference: Inventory, types: Mapping[str, str]) -> int:
     """Of a file's tensors in these types; those that have none are copied."""
-    return sum(
-        TYPE_TRAITS[types.get(tensor.name, tensor.type)].bytes_of(tensor.n_weights) for tensor in reference.tensors
-    )
+    return sum(bytes_at(tensor, types.get(tensor.name, tensor.type)) for tensor in reference.tensors)
 
 
 def make(

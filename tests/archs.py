@@ -21,6 +21,9 @@ from qres.native import worker
 
 SHARED = Path(os.environ.get("QRES_SHARED", Path(__file__).resolve().parents[2] / "shared"))
 
+MOST_PROCESSES = 4
+"""Each holds torch and a model: half a gigabyte."""
+
 
 def need(path: str) -> Path:
     """A file of the shared folder, or a skipped test."""
@@ -45,7 +48,7 @@ def _maker() -> ModuleType:
 
 
 def in_worker(work: Callable[..., None], folder: Path) -> dict[str, Any]:
-    """What a function finds of every architecture, in child processes that may crash, one for each CPU.
+    """What a function finds of every architecture, in a few child processes that may crash.
 
     Args:
         work: Called with an `emit` of (name, what was found), the names left, and the folder; emits something of a name
@@ -56,7 +59,7 @@ def in_worker(work: Callable[..., None], folder: Path) -> dict[str, Any]:
         By name, what was emitted last; the error where the process died.
     """
     need("archs/make_archs.py")
-    n = os.cpu_count() or 1
+    n = min(os.cpu_count() or 1, MOST_PROCESSES)
     with ThreadPoolExecutor(n) as pool:
         shares = pool.map(lambda i: _share(work, folder, names()[i::n]), range(n))
     return dict(sorted(pair for share in shares for pair in share.items()))

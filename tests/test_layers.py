@@ -95,16 +95,7 @@ ALLOWED: dict[str, set[str]] = {
     "native.session": NATIVE,
     "native.vocabulary": NATIVE,
     "native.worker": NATIVE,
-    "quantizing": {
-        "atomic",
-        "errors",
-        "file_stamp",
-        "gguf_file",
-        "imatrix",
-        "levels",
-        "native.quantizer",
-        "native.worker",
-    },
+    "quantizing": {"atomic", "errors", "file_stamp", "gguf_file", "imatrix", "native.quantizer", "native.worker"},
     "level_cache": {"atomic", "errors", "file_stamp", "gguf_file", "imatrix", "levels", "quantizing"},
     "ladder": {"errors", "gguf_file", "imatrix", "levels", "quantizing", "recipe_records", "records"},
     # measuring, in the worker
