@@ -1,6 +1,6 @@
 # make demo   install, then scan the embedded model to a report
 # make test   install, then run all tests
-# make lint   formatting, lint and types
+# make lint   formatting, lint, the order of imports, and types
 # make bench  speed and memory as ratios measured in one run
 # make report-sample   write reports/sample again
 
@@ -33,10 +33,11 @@ test: $(VENV)/installed.stamp
 lint: $(VENV)/installed.stamp
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/lint-imports
 	$(BIN)/mypy
 
 bench: $(VENV)/installed.stamp
-	$(BIN)/python tests/bench.py
+	$(BIN)/python -m tests.bench.run
 
 report-sample: $(VENV)/installed.stamp
 	QRES_CACHE=build/cache $(BIN)/qres demo --levels Q4_K_M,Q5_K_M,Q6_K,Q8_0 --chunks 8 --recipe --out reports/sample

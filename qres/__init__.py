@@ -1,3 +1,1 @@
 """Quantization-robustness analysis for GGUF models, seen from the residual stream."""
-
-__version__ = "0.1.0"

@@ -8,7 +8,7 @@
     +-- NativeError          exit 5   llama.cpp failed
         +-- CrashError       exit 5   its process died
 
-An interrupt (Ctrl-C) ends with 130. `qres.program.main` is the one place that catches these.
+An interrupt (Ctrl-C) ends with 130. `qres.cli.program.main` is the one place that catches these.
 """
 
 from __future__ import annotations

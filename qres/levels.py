@@ -2,7 +2,7 @@
 
 Facts only, as in llama.cpp of llama-cpp-python 0.3.36: `enum llama_ftype` in llama.h, `enum ggml_type` in ggml.h, block
 layouts in ggml-common.h, `tensor_type_fallback` and `tensor_requires_imatrix` in llama-quant.cpp. What a file really
-holds is read from the file (`qres.gguf_file`), never derived from its level.
+holds is read from the file (`qres.gguf`), never derived from its level.
 """
 
 from __future__ import annotations

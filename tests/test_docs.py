@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import enum
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.main import get_command
 
-from qres import advice, choices, errors, levels, recipe_records, records, recovery, sensitivity_records
-from qres.cli import app
-from qres.program import INTERRUPTED, TERMINATED
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+from qres import errors, levels
+from qres.advice import verdict
+from qres.cli.app import app
+from qres.cli.program import INTERRUPTED, TERMINATED
+from qres.recipes import recovery
+from qres.recipes.choices import INTERVAL_CHUNKS
+from qres.records import devices, files, output, recipe, result, sensitivity, stream, units
+from qres.records.recipe import RECIPE_VERSION
+from qres.records.result import SCHEMA_VERSION
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -25,7 +36,7 @@ PAGES = sorted(path for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")))
 COMMANDS: dict[str, Any] = dict(getattr(get_command(app), "commands"))  # noqa: B009 - typed as a plain command
 RECORDS = {
     name: kind
-    for module in (records, recipe_records, sensitivity_records)
+    for module in (result, devices, files, output, recipe, sensitivity, stream, units)
     for name, kind in vars(module).items()
     if dataclasses.is_dataclass(kind)
 }
@@ -118,16 +129,16 @@ def test_readme_has_every_exit_code() -> None:
 
 def test_thresholds_are_those_of_the_code() -> None:
     share, change = (
-        f"{advice.GOOD_SAME_TOP:.0%}".replace("%", " %"),
-        f"{advice.GOOD_LN_PPL_RATIO:.0%}".replace("%", " %"),
+        f"{verdict.GOOD_SAME_TOP:.0%}".replace("%", " %"),
+        f"{verdict.GOOD_LN_PPL_RATIO:.0%}".replace("%", " %"),
     )
     assert f"good at {share} same top token or more and less than {change} more perplexity" in " ".join(
         read(README).split()
     )
     page = " ".join(read(RESULT).split())
-    assert f"below {advice.GOOD_LN_PPL_RATIO}" in page
-    assert f"the {choices.INTERVAL_CHUNKS} chunks that recipes are verified on" in page
-    assert f"interval of what {choices.INTERVAL_CHUNKS} chunks of text like the scan's measure" in page
+    assert f"below {verdict.GOOD_LN_PPL_RATIO}" in page
+    assert f"the {INTERVAL_CHUNKS} chunks that recipes are verified on" in page
+    assert f"interval of what {INTERVAL_CHUNKS} chunks of text like the scan's measure" in page
     *shares, most = (f"{share:.2f}" for share in recovery.SHARES)
     assert f"| {', '.join(shares)} or {most} of its predicted KLD |" in page
 
@@ -160,41 +171,20 @@ def test_result_page_has_every_field_with_its_type(name: str) -> None:
 def test_result_page_has_no_record_that_is_gone() -> None:
     fields = read(RESULT).split("\n## Fields\n")[1]
     assert set(re.findall(r"^### (\w+)$", fields, re.MULTILINE)) == set(RECORDS)
-    assert f"`schema_version` is {records.SCHEMA_VERSION}." in read(RESULT)
-    assert f"`recipe_version` of a recipe is {recipe_records.RECIPE_VERSION}," in read(RESULT)
+    assert f"`schema_version` is {SCHEMA_VERSION}." in read(RESULT)
+    assert f"`recipe_version` of a recipe is {RECIPE_VERSION}," in read(RESULT)
 
 
-# -- modules
+# -- packages
 
 
-def flow() -> list[str]:
-    """Modules in the order of README.md, as paths below qres/."""
+def test_readme_has_every_package_in_the_order_of_imports() -> None:
+    """The tree in README.md against the layers that import-linter enforces."""
+    contracts = tomllib.loads(read(ROOT / "pyproject.toml"))["tool"]["importlinter"]["contracts"]
+    layers = next(contract["layers"] for contract in contracts if contract["type"] == "layers")
     block = read(README).split("## How the pieces flow")[1].split("```")[1]
-    return re.findall(r"^  (\S+\.py) ", block, re.MULTILINE)
-
-
-def imports(path: Path) -> set[str]:
-    """Modules of qres that a module imports, as paths below qres/."""
-    found = set()
-    for node in ast.walk(ast.parse(read(path))):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "qres":
-            inside = node.module.removeprefix("qres").removeprefix(".").replace(".", "/")
-            names = {f"{inside}/{alias.name}.py".removeprefix("/") for alias in node.names}
-            names.add(f"{inside}.py")
-            found |= {name for name in names if (ROOT / "qres" / name).is_file()}
-    return found
-
-
-def test_flow_names_every_module_once() -> None:
-    assert sorted(flow()) == sorted(path.relative_to(ROOT / "qres").as_posix() for path in MODULES)
-
-
-def test_every_import_points_down_the_flow() -> None:
-    order = {name: place for place, name in enumerate(flow())}
-    for path in MODULES:
-        name = path.relative_to(ROOT / "qres").as_posix()
-        upwards = {other for other in imports(path) if order[other] <= order[name]}
-        assert not upwards, f"{name} imports {upwards}, which README.md lists above it"
+    rows = re.findall(r"^  ([a-z_]+(?:, [a-z_]+)*)  ", block, re.MULTILINE)
+    assert [set(row.split(", ")) for row in rows] == [set(layer.split(" | ")) for layer in layers]
 
 
 # -- citations, links, commands

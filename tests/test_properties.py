@@ -25,13 +25,21 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from scipy import special, stats
 
-from qres import corpus, gguf_file, levels, metrics
-from qres.advice import NOISE_FACTOR, NextLevel, UnitDamage, keep_list
-from qres.corpus import Source
+from qres import levels
+from qres.advice.keep import NOISE_FACTOR, NextLevel, UnitDamage, keep_list
+from qres.arrays import Doubles, Floats
 from qres.errors import InputError, UsageError
-from qres.gguf_file import Inventory, Tensor
-from qres.metrics import RESOLUTION, Doubles, Floats, OutputStats, Quantiles, Scored, TokenScores
-from qres.records import Keep, Output
+from qres.gguf import fallbacks, model_file
+from qres.gguf.format.tensor import Tensor
+from qres.gguf.inventory import Inventory
+from qres.metrics import means, output
+from qres.metrics.output import OutputStats, Scored, TokenScores
+from qres.metrics.quantiles import RESOLUTION, Quantiles
+from qres.records.output import Output
+from qres.records.units import Keep
+from qres.text import chunks as chunks_module
+from qres.text import source
+from qres.text.source import Source
 
 searched = settings(deadline=None, max_examples=100, derandomize=True)
 
@@ -51,10 +59,10 @@ class Pair:
     targets: list[int]
 
     def scored(self) -> Scored:
-        return metrics.score_reference(self._whole(self.reference), [0] * (len(self.targets) + 1) + self.targets)
+        return output.score_reference(self._whole(self.reference), [0] * (len(self.targets) + 1) + self.targets)
 
     def compare(self) -> TokenScores:
-        return metrics.score(self.scored(), self._whole(self.level))
+        return output.score(self.scored(), self._whole(self.level))
 
     def only(self, mask: npt.NDArray[np.bool_]) -> Pair:
         """Some of the positions."""
@@ -218,7 +226,7 @@ def test_order_of_the_vocabulary_does_not_matter(pair: Pair, random: Random) -> 
 def test_rows_that_share_a_block_do_not_matter(pair: Pair, rows: int) -> None:
     together = pair.compare()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(metrics, "_BLOCK_ROWS", rows)
+        patch.setattr(output, "_BLOCK_ROWS", rows)
         apart = pair.compare()
     assert apart.nonfinite == together.nonfinite
     for name in ("kld", "nll", "nll_reference", "confidence"):
@@ -396,7 +404,7 @@ def exact_se(chunks: Sequence[tuple[float, int]]) -> float:
 
 
 def se(chunks: Sequence[tuple[float, float]]) -> float:
-    found = metrics.clustered_se([s for s, _ in chunks], [c for _, c in chunks])
+    found = means.clustered_se([s for s, _ in chunks], [c for _, c in chunks])
     assert found is not None
     return found
 
@@ -494,20 +502,20 @@ def test_histogram_holds_every_value_in_its_place(values: list[float], per_decad
 @given(st.lists(st.tuples(st.integers(-4, 4), st.floats(-1e6, 1e6)), min_size=4, max_size=20), st.data())
 def test_spearman_is_scipys_and_sees_ranks_only(points: list[tuple[int, float]], data: st.DataObject) -> None:
     x, y = [float(point[0]) for point in points], [point[1] for point in points]
-    found = metrics.spearman(x, y)
+    found = means.spearman(x, y)
     if len(set(x)) == 1 or len(set(y)) == 1:
         assert found is None
         return
     assert found == pytest.approx(stats.spearmanr(x, y).statistic, rel=0, abs=1e-14)
     assert found is not None
     assert abs(found) <= 1 + 1e-14
-    assert metrics.spearman(y, x) == found
+    assert means.spearman(y, x) == found
     levels_of_y = sorted(set(y))
     size = len(levels_of_y)
     rising = sorted(data.draw(st.lists(st.floats(-1e300, 1e300), min_size=size, max_size=size, unique=True)))
     image = dict(zip(levels_of_y, rising, strict=True))
-    assert metrics.spearman(x, [image[value] for value in y]) == found  # any rising map keeps the ranks
-    assert metrics.spearman(x, [-value for value in y]) == pytest.approx(-found, rel=0, abs=1e-14)
+    assert means.spearman(x, [image[value] for value in y]) == found  # any rising map keeps the ranks
+    assert means.spearman(x, [-value for value in y]) == pytest.approx(-found, rel=0, abs=1e-14)
 
 
 # ---------------------------------------------------------------- the choice of types
@@ -566,12 +574,12 @@ def test_bytes_at_are_those_of_gguf_py(row: int, rest: list[int]) -> None:
         found = fitting(name, row)
         if found is None or found in GGUF_PY_DIFFERS:
             continue
-        counted = gguf_file.bytes_at(tensor((row, *rest)), name)
+        counted = model_file.bytes_at(tensor((row, *rest)), name)
         theirs = GGMLQuantizationType[found]
         block, size = GGML_QUANT_SIZES[theirs]
         assert counted == math.prod(rest) * (row // block * size)
         assert counted == math.prod(quant_shape_to_byte_shape((*reversed(rest), row), theirs))
-        assert gguf_file.bytes_at(tensor((row, *rest, 2)), name) == 2 * counted
+        assert model_file.bytes_at(tensor((row, *rest, 2)), name) == 2 * counted
 
 
 @searched
@@ -581,7 +589,7 @@ def test_bytes_at_grow_by_whole_rows(row: int, rows: int) -> None:
         found = fitting(name, row)
         if found is None:
             continue
-        one, before, after = (gguf_file.bytes_at(tensor((row, n)), name) for n in (1, rows, rows + 1))
+        one, before, after = (model_file.bytes_at(tensor((row, n)), name) for n in (1, rows, rows + 1))
         assert 0 < before < after == before + one
         assert before == bits(found) * row * rows / 8
 
@@ -601,7 +609,7 @@ def test_fallbacks_read_back_what_the_choice_of_types_did(level: levels.Level, r
     assume(levels.TYPE_TRAITS[level.base].block_size == 256)
     made = [levels.fitting_type(level.base, row) for row in rows]
     tensors = tuple(tensor((row, 2), type, f"{i}.weight") for i, (row, type) in enumerate(zip(rows, made, strict=True)))
-    found = {item.tensor: item for item in gguf_file.fallbacks(inventory(level.name, tensors))}
+    found = {item.tensor: item for item in fallbacks.fallbacks(inventory(level.name, tensors))}
     assert list(found) == [t.name for t in tensors if t.type != level.base]
     for item in found.values():
         assert item.type == made[int(item.tensor.removesuffix(".weight"))]
@@ -712,14 +720,14 @@ def test_keep_list_lists_what_stands_out_in_order(question: Question) -> None:
     by_name = {unit.unit: unit for unit in question.units}
     for row in rows:
         unit = by_name[row.unit]
-        error = metrics.clustered_se(unit.kld_sums, unit.tokens)
+        error = means.clustered_se(unit.kld_sums, unit.tokens)
         assert row.bytes_added == unit.bytes_added > 0
         assert row.kld_recovered == pytest.approx(sum(unit.kld_sums) / sum(unit.tokens))
         assert row.kld_recovered > max(NOISE_FACTOR * (question.noise or 0.0), 2 * (error or 0.0), 0.0)
         assert row.gap_share * question.level_kld == pytest.approx(row.kld_recovered if question.level_kld else 0.0)
     for name in by_name.keys() - {row.unit for row in rows}:  # and nothing that stands out is left out
         unit = by_name[name]
-        error = metrics.clustered_se(unit.kld_sums, unit.tokens) or 0.0
+        error = means.clustered_se(unit.kld_sums, unit.tokens) or 0.0
         assert unit.bytes_added <= 0 or unit.kld <= max(NOISE_FACTOR * (question.noise or 0.0), 2 * error)
     rates = [row.kld_recovered / row.bytes_added for row in rows]
     assert rates == sorted(rates, reverse=True)
@@ -812,7 +820,7 @@ def test_keep_list_does_not_depend_on_the_units_of_bytes_and_nats(question: Ques
 )
 def test_chunks_are_the_text_in_equal_even_pieces(n: int, n_ctx: int, bos: int | None, limit: int | None) -> None:
     ids = list(range(n))  # all different, so that nothing can move unseen; often BOS is one of them
-    found = corpus.chunk(ids, n_ctx, bos, limit)
+    found = chunks_module.chunk(ids, n_ctx, bos, limit)
     (size,) = {len(piece) for piece in found.chunks}
     assert size % 2 == 0
     assert size == max(k for k in range(0, len(ids) + 1, 2) if k <= n_ctx)  # the longest even one that there is
@@ -865,12 +873,12 @@ def test_any_bytes_are_a_text_or_refused(put: Callable[[bytes], Path], data: byt
     body = data[3:] if data.startswith(BOM) else data
     if text is None or "\0" in text or not body.strip(b" \t\n\r\f\v"):
         with pytest.raises(InputError) as caught:
-            corpus.read_text(path)
+            source.read_text(path)
         assert str(path) in caught.value.message
         assert caught.value.message.isprintable()
         assert caught.value.hint
         return
-    assert corpus.read_text(path) == Source(str(path), text=body.replace(b"\r\n", b"\n"))
+    assert source.read_text(path) == Source(str(path), text=body.replace(b"\r\n", b"\n"))
 
 
 @searched
@@ -878,12 +886,12 @@ def test_any_bytes_are_a_text_or_refused(put: Callable[[bytes], Path], data: byt
 def test_text_is_the_same_from_any_editor(put: Callable[[bytes], Path], text: str) -> None:
     for mark in (b"", BOM):
         for end in ("\n", "\r\n"):
-            assert corpus.read_text(put(mark + text.replace("\n", end).encode())).text == text.encode()
+            assert source.read_text(put(mark + text.replace("\n", end).encode())).text == text.encode()
 
 
 def test_byte_that_is_not_utf8_is_counted_from_the_start_of_the_file(put: Callable[[bytes], Path]) -> None:
     with pytest.raises(InputError, match=r"byte 3 is 0xff"):
-        corpus.read_text(put(BOM + b"\xff"))
+        source.read_text(put(BOM + b"\xff"))
 
 
 SEPARATORS = st.text(st.sampled_from(" ,\t\n\r\f\v"), min_size=1, max_size=3).map(lambda text: text.encode())
@@ -909,10 +917,10 @@ ID_BYTES = st.one_of(
 def test_any_bytes_are_ids_or_refused(put: Callable[[bytes], Path], data: bytes, mark: bytes) -> None:
     path = put(mark + data)
     if ID_LIST.fullmatch(mark + data):
-        assert corpus.read_ids(path) == Source(str(path), ids=tuple(map(int, re.findall(rb"[0-9]+", data))))
+        assert source.read_ids(path) == Source(str(path), ids=tuple(map(int, re.findall(rb"[0-9]+", data))))
         return
     with pytest.raises(InputError) as caught:
-        corpus.read_ids(path)
+        source.read_ids(path)
     assert str(path) in caught.value.message
     assert caught.value.message.isprintable()
 
@@ -924,4 +932,4 @@ def test_ids_are_the_same_however_they_are_set_apart(
 ) -> None:
     pieces = [b"%d" % i + drawn.draw(SEPARATORS) for i in ids]
     start = drawn.draw(st.sampled_from([b"", BOM, b" ", BOM + b"\r\n"]))
-    assert corpus.read_ids(put(start + b"".join(pieces))).ids == tuple(ids)
+    assert source.read_ids(put(start + b"".join(pieces))).ids == tuple(ids)

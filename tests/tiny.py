@@ -9,7 +9,7 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 
-from qres import corpus
+from qres.text import source
 
 Floats = npt.NDArray[np.float32]
 Change = Callable[[str, Floats], tuple[npt.NDArray[np.generic], gguf.GGMLQuantizationType | None]]
@@ -51,7 +51,7 @@ def predictive(name: str, values: Floats) -> tuple[npt.NDArray[np.generic], gguf
 
 def _follow(n_vocab: int) -> Floats:
     """[next token, token]: logarithm of the share; token 256 is " t", the only merge."""
-    text = (corpus.built_in("report").text or b"") + (corpus.built_in("rank").text or b"")
+    text = (source.built_in("report").text or b"") + (source.built_in("rank").text or b"")
     ids = np.frombuffer(text.replace(b" t", b"\xff"), dtype=np.uint8).astype(np.int64)  # 0xff is in no UTF-8 text
     ids[ids == 255] = 256
     counts = np.full((n_vocab, n_vocab), 0.02)

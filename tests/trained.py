@@ -25,12 +25,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from qres import corpus, gguf_file, result_json
-from qres.atomic import whole_file
-from qres.choices import Choices
-from qres.records import Result
+from qres.files import whole_file
+from qres.gguf import model_file
+from qres.gguf.inventory import Inventory
+from qres.recipes.choices import Choices
+from qres.records import as_json
+from qres.records.result import Result
+from qres.text import source
+from qres.text.chunks import Chunk
 from tests import tiny
-from tests.model.test_scan import qres
+from tests.pipeline.test_run import qres
 
 N_EMBD, N_FF, N_HEAD, N_LAYER, N_CTX = 256, 768, 4, 4, 512
 N_VOCAB = 258
@@ -212,7 +216,7 @@ class Scanned:
     """A folder with the model, the text that it never saw, and a scan of both."""
 
     folder: Path
-    inventory: gguf_file.Inventory
+    inventory: Inventory
     result: Result
     choices: Choices
 
@@ -222,11 +226,11 @@ class Scanned:
         return self.folder / "reports" / "trained"
 
     @property
-    def held(self) -> corpus.Source:
+    def held(self) -> source.Source:
         """The text."""
-        return corpus.read_text(self.folder / "held.txt")
+        return source.read_text(self.folder / "held.txt")
 
-    def chunks(self) -> list[corpus.Chunk]:
+    def chunks(self) -> list[Chunk]:
         """The whole text: a token is a byte."""
         whole = self.held.text or b""
         starts = range(0, len(whole) - SCAN_CTX + 1, SCAN_CTX)
@@ -250,8 +254,8 @@ def _scanned(folder: Path) -> Scanned:
     )
     assert done.returncode == 0, done.stderr
     (folder / "stdout.txt").write_text(done.stdout)
-    result = result_json.load(folder / "reports" / "trained" / "result.json")
-    return Scanned(folder, gguf_file.read(folder / "trained.gguf"), result, Choices(result))
+    result = as_json.load(folder / "reports" / "trained" / "result.json")
+    return Scanned(folder, model_file.read(folder / "trained.gguf"), result, Choices(result))
 
 
 def _mixed(whole: bytes) -> bytes:

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qres.errors import NativeError
-from qres.native import rows
+from qres.native import blocks
 from qres.native.session import log
 
 _COUNTER = re.compile(r"\[\s*(\d+)/\s*(\d+)\]")
@@ -144,9 +144,9 @@ def _run(
         params.tt_overrides = rules
         # These two have fields of their own, which count before any rule.
         if "output.weight" in types:
-            params.output_tensor_type = rows.type_id(types["output.weight"])
+            params.output_tensor_type = blocks.type_id(types["output.weight"])
         if "token_embd.weight" in types:
-            params.token_embedding_type = rows.type_id(types["token_embd.weight"])
+            params.token_embedding_type = blocks.type_id(types["token_embd.weight"])
     return int(llama_cpp.llama_model_quantize(os.fsencode(source), os.fsencode(target), params))
 
 
@@ -155,7 +155,7 @@ def _rules(types: Mapping[str, str]) -> Any:  # noqa: ANN401 - a ctypes array
     rules = (llama_cpp.llama_model_tensor_override * (len(types) + 1))()
     for rule, (name, type_name) in zip(rules, types.items(), strict=False):
         rule.pattern = f"^{_SPECIAL.sub(lambda match: chr(92) + match[0], name)}$".encode()
-        rule.type = rows.type_id(type_name)
+        rule.type = blocks.type_id(type_name)
     return rules
 
 

@@ -365,6 +365,3 @@ class _RecordTap:
 
     def see(self, address: int) -> None:
         """Never called: nothing is asked for."""
-
-
-__all__ = ["Floats", "Session", "SessionOptions", "Tap", "loaded_model", "log", "require_backend", "system_info"]

@@ -8,12 +8,13 @@ from typing import Any
 import jinja2
 from markupsafe import Markup, escape
 
-from qres.records import Result
-from qres.report import charts, tables, themes
+from qres.printable import plain_record
+from qres.records.result import Result
+from qres.report.charts import scan, themes
 from qres.report.formatting import PREDICTED
-from qres.report.plain import plain_record
 from qres.report.sections import Figure, figures, sections
-from qres.report.table import Table
+from qres.report.tables import levels
+from qres.report.tables.table import Table
 from qres.report.words import DEFINITIONS
 
 _NUMBER = r"−?\d[\d,]*(?:\.\d+)?(?:e−?\d+)?"
@@ -29,10 +30,10 @@ def render_html(result: Result) -> str:
     return page.render(
         result=result,
         sections=parts,
-        key_numbers=tables.key_numbers(result),
+        key_numbers=levels.key_numbers(result),
         definitions=DEFINITIONS,
         data=_data(figures(parts)),
-        library=charts.library() if figures(parts) else "",
+        library=scan.library() if figures(parts) else "",
     )
 
 

@@ -6,11 +6,12 @@ import html
 import re
 from dataclasses import dataclass
 
-from qres.records import Result
-from qres.report import charts, tables, themes
-from qres.report.plain import plain_record
+from qres.printable import plain_record
+from qres.records.result import Result
+from qres.report.charts import scan, themes
 from qres.report.sections import Figure, Item, figures, sections
-from qres.report.table import Table
+from qres.report.tables import levels
+from qres.report.tables.table import Table
 from qres.report.words import DEFINITIONS
 
 
@@ -33,8 +34,8 @@ def render_markdown(result: Result) -> Markdown:
     images = {}
     for figure in figures(parts):
         if figure.spec is not None:
-            images[_path(figure)] = charts.to_svg(figure.spec, themes.light())
-            images[_path(figure, "-dark")] = charts.to_svg(figure.spec, themes.dark())
+            images[_path(figure)] = scan.to_svg(figure.spec, themes.light())
+            images[_path(figure, "-dark")] = scan.to_svg(figure.spec, themes.dark())
     return Markdown("\n\n".join(blocks) + "\n", images)
 
 
@@ -67,7 +68,7 @@ def _verdict(result: Result) -> list[str]:
     verdict = result.verdict
     lines = [f"**{escape(verdict.headline)}**", escape(verdict.keep), escape(verdict.details)]
     blocks = [line for line in lines if line not in {"", "****"}]
-    numbers = tables.key_numbers(result)
+    numbers = levels.key_numbers(result)
     if numbers:
         blocks.append(
             "\n".join(f"- **{escape(key.value)}** {escape(key.label)} ({escape(key.note)})" for key in numbers)

@@ -6,19 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from qres.records import Result
-from qres.report import (
-    charts,
-    file_tables,
-    layer_tables,
-    recipe_charts,
-    recipe_tables,
-    residual_view,
-    sensitivity_charts,
-    sensitivity_tables,
-    tables,
-)
-from qres.report.table import Table
+from qres.records.result import Result
+from qres.report import paragraphs
+from qres.report.charts import recipes as recipe_charts
+from qres.report.charts import scan as scan_charts
+from qres.report.charts import sensitivity as sensitivity_charts
+from qres.report.tables import files, layers, levels, recipes, sensitivity
+from qres.report.tables.table import Table
 from qres.report.words import FIGURES, Reading
 
 
@@ -45,13 +39,13 @@ class Section:
 
 
 _CHARTS: dict[str, Callable[[Result], dict[str, Any] | None]] = {
-    "ladder": charts.ladder,
-    "distribution": charts.distribution,
-    "sensitivity": charts.sensitivity,
-    "stream": charts.stream,
-    "drift": charts.drift,
-    "own_error": charts.own_error,
-    "ledger": charts.ledger,
+    "ladder": scan_charts.ladder,
+    "distribution": scan_charts.distribution,
+    "sensitivity": scan_charts.sensitivity,
+    "stream": scan_charts.stream,
+    "drift": scan_charts.drift,
+    "own_error": scan_charts.own_error,
+    "ledger": scan_charts.ledger,
     "recipes": recipe_charts.recipes,
     "trust": sensitivity_charts.trust,
     "tensors": sensitivity_charts.tensors,
@@ -62,7 +56,7 @@ def sections(result: Result) -> tuple[Section, ...]:
     """Every section of the report that has something in it, below the verdict."""
     found = (
         _levels(result),
-        Section("numbers", "Numbers to mind", _filled(file_tables.non_finite(result), file_tables.extremes(result))),
+        Section("numbers", "Numbers to mind", _filled(files.non_finite(result), files.extremes(result))),
         _recipes(result),
         _keep(result),
         _sixteen(result),
@@ -70,13 +64,13 @@ def sections(result: Result) -> tuple[Section, ...]:
         _units(result),
         _trust(result),
         _tensors(result),
-        Section("residual", "What the residual stream says about this model", residual_view.paragraphs(result)),
+        Section("residual", "What the residual stream says about this model", paragraphs.paragraphs(result)),
         _stream(result),
         _drift(result),
         _output(result),
         _files(result),
-        Section("skipped", "Not measured", _filled(file_tables.skipped(result))),
-        Section("settings", "Model and settings", (file_tables.reference(result), file_tables.settings(result))),
+        Section("skipped", "Not measured", _filled(files.skipped(result))),
+        Section("settings", "Model and settings", (files.reference(result), files.settings(result))),
     )
     return tuple(section for section in found if section.items)
 
@@ -90,8 +84,8 @@ def _levels(result: Result) -> Section:
     if not result.levels:
         return Section("levels", "Levels", ("No level was measured.",))
     text = f"Text: {result.settings.text}."
-    head = (text, tables.levels(result), _figure("ladder", result))
-    return Section("levels", "Levels", (*head, *_filled(tables.comparisons(result)), _figure("distribution", result)))
+    head = (text, levels.levels(result), _figure("ladder", result))
+    return Section("levels", "Levels", (*head, *_filled(levels.comparisons(result)), _figure("distribution", result)))
 
 
 def _keep(result: Result) -> Section:
@@ -99,36 +93,36 @@ def _keep(result: Result) -> Section:
         f"Best first, ranked on {result.settings.rank_text}. Marked rows are worth their bytes. Recovered KLD and "
         "share of the gap are measured for one unit at a time, on the text that ranks them."
     )
-    items = _filled(*(layer_tables.keep(result, level) for level in result.levels))
+    items = _filled(*(layers.keep(result, level) for level in result.levels))
     return Section("keep", "What must stay at 16 bit", (intro, *items) if items else ())
 
 
 def _recipes(result: Result) -> Section:
     if not result.recipes:
         return Section("recipes", "Recipes", ())
-    items = _filled(recipe_tables.recipes(result), recipe_tables.verified(result), recipe_tables.levels(result))
-    head = (recipe_tables.answer(result), _figure("recipes", result))
+    items = _filled(recipes.recipes(result), recipes.verified(result), recipes.levels(result))
+    head = (recipes.answer(result), _figure("recipes", result))
     return Section("recipes", "Recipes: a better file of the same size", (*head, *items))
 
 
 def _sixteen(result: Result) -> Section:
-    items = _filled(recipe_tables.recoveries(result))
+    items = _filled(recipes.recoveries(result))
     name, title = "sixteen", "Is 16 bit worth its bytes?"
-    return Section(name, title, (recipe_tables.sixteen_answer(result), *items) if items else ())
+    return Section(name, title, (recipes.sixteen_answer(result), *items) if items else ())
 
 
 def _devices(result: Result) -> Section:
-    return Section("devices", "Devices", _filled(tables.advice(result), tables.deployment(result)))
+    return Section("devices", "Devices", _filled(levels.advice(result), levels.deployment(result)))
 
 
 def _units(result: Result) -> Section:
     if not any(level.units for level in result.levels):
         return Section("units", "Sensitivity", ())
-    sentences = " ".join(layer_tables.rank_sentence(level) for level in result.levels if level.units)
+    sentences = " ".join(layers.rank_sentence(level) for level in result.levels if level.units)
     items: list[Item] = [_figure("sensitivity", result)]
-    items += _filled(layer_tables.rank_correlations(result))
+    items += _filled(layers.rank_correlations(result))
     items.append(sentences)
-    items += _filled(layer_tables.additivity(result), *(layer_tables.units(result, level) for level in result.levels))
+    items += _filled(layers.additivity(result), *(layers.units(result, level) for level in result.levels))
     return Section("units", "Sensitivity", tuple(items))
 
 
@@ -152,10 +146,10 @@ def _trust(result: Result) -> Section:
         "measured. Only units that have both can be compared, so these figures say how far to believe the others."
     )
     made = _filled(
-        sensitivity_tables.trust(result),
-        sensitivity_tables.worst(result),
-        sensitivity_tables.calibration(result),
-        sensitivity_tables.replay(result),
+        sensitivity.trust(result),
+        sensitivity.worst(result),
+        sensitivity.calibration(result),
+        sensitivity.replay(result),
     )
     return Section(name, title, (intro, _figure("trust", result), *made))
 
@@ -169,17 +163,17 @@ def _tensors(result: Result) -> Section:
         "else exact. They are shown as calculated, not calibrated."
     )
     made = _filled(
-        sensitivity_tables.by_role(result),
-        *(sensitivity_tables.most_sensitive(result, level) for level in result.levels),
-        sensitivity_tables.every_tensor(result),
+        sensitivity.by_role(result),
+        *(sensitivity.most_sensitive(result, level) for level in result.levels),
+        sensitivity.every_tensor(result),
     )
     return Section(name, title, (intro, _figure("tensors", result), *made))
 
 
 def _stream(result: Result) -> Section:
     if not result.levels:
-        return Section("stream", "The stream", _filled(layer_tables.health(result)))
-    return Section("stream", "The stream", (_figure("stream", result), *_filled(layer_tables.health(result))))
+        return Section("stream", "The stream", _filled(layers.health(result)))
+    return Section("stream", "The stream", (_figure("stream", result), *_filled(layers.health(result))))
 
 
 def _drift(result: Result) -> Section:
@@ -187,22 +181,20 @@ def _drift(result: Result) -> Section:
     if not mapped:
         return Section("drift", "Drift", ())
     floor = result.noise_floor.drift_median
-    text = tables.drift_floor(floor)
+    text = levels.drift_floor(floor)
     charts_here = (_figure(name, result) for name in ("drift", "own_error", "ledger"))
-    items = _filled(*(layer_tables.points(result, level) for level in result.levels))
+    items = _filled(*(layers.points(result, level) for level in result.levels))
     return Section("drift", "Drift", (text, *charts_here, *items))
 
 
 def _output(result: Result) -> Section:
-    items = _filled(tables.output(result), tables.by_position(result), tables.by_confidence(result))
+    items = _filled(levels.output(result), levels.by_position(result), levels.by_confidence(result))
     return Section("output", "Output in detail", items)
 
 
 def _files(result: Result) -> Section:
-    fallbacks = (file_tables.fallbacks(level) for level in result.levels)
-    return Section(
-        "files", "What the files hold", _filled(file_tables.types(result), *fallbacks, file_tables.shared(result))
-    )
+    fallbacks = (files.fallbacks(level) for level in result.levels)
+    return Section("files", "What the files hold", _filled(files.types(result), *fallbacks, files.shared(result)))
 
 
 def _figure(name: str, result: Result) -> Figure:

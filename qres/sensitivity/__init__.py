@@ -1,1 +1,1 @@
-"""What the KLD of a level is made of, unit by unit."""
+"""What quantizing one tensor or one unit alone does: predicted by one backward pass, measured by patching."""

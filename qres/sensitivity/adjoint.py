@@ -17,19 +17,19 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from qres.corpus import Chunk
 from qres.errors import UnsupportedError
-from qres.gguf_file import Inventory
+from qres.gguf.inventory import Inventory
 from qres.native.graph import Graph
 from qres.native.session import Session
-from qres.residual import ResidualMap
+from qres.residual.map import ResidualMap
 from qres.sensitivity.collector import Collector, Inputs, empty
 from qres.sensitivity.damage import Use, damage
-from qres.sensitivity.linear import Site
 from qres.sensitivity.prediction import Prediction, Sums, TensorSums, added
-from qres.sensitivity.replay import Replay, Run, Seeds, State
+from qres.sensitivity.replay.graph import Replay, Run, Seeds, State
+from qres.sensitivity.replay.products import Site
+from qres.sensitivity.replay.weights import Weights
 from qres.sensitivity.scored import draws, kld, nmse, scored
-from qres.sensitivity.weights import Weights
+from qres.text.chunks import Chunk
 
 Floats = npt.NDArray[np.float32]
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from qres.sensitivity.damage import Use, mixed, rounding_block, rounding_error
-from qres.sensitivity.linear import Mixing, Site, not_zero
+from qres.sensitivity.replay.products import Mixing, Site, not_zero
+from qres.sensitivity.replay.weights import Weights
 from qres.sensitivity.scored import scored
-from qres.sensitivity.weights import Weights
 
 Floats = npt.NDArray[np.float32]
 

@@ -25,11 +25,11 @@ from torch import Tensor
 
 from qres.errors import NativeError
 from qres.levels import TYPE_TRAITS
-from qres.native import rows
-from qres.sensitivity.attention import averaged
-from qres.sensitivity.linear import Mixing, Site
+from qres.native.blocks import round_trip
 from qres.sensitivity.prediction import Sums
-from qres.sensitivity.weights import Weights, blocks
+from qres.sensitivity.replay.attention import averaged
+from qres.sensitivity.replay.products import Mixing, Site
+from qres.sensitivity.replay.weights import Weights, blocks
 
 Floats = npt.NDArray[np.float32]
 
@@ -131,7 +131,7 @@ class _Quantized:
         made = np.empty_like(values)
         for name in self.types:
             try:
-                rows.round_trip(values, name, self.threads, self.importance, made)
+                round_trip(values, name, self.threads, self.importance, made)
             except NativeError:
                 self.impossible.add(name)
             else:

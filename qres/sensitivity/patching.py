@@ -8,19 +8,14 @@ to 12).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import random
+from collections.abc import Mapping, Sequence
 
-from qres.residual import ResidualMap
+from qres.sensitivity.prediction import Prediction
 
 MIN_UNITS = 16
 """Patched per level however short the scan: half of them to test the prediction."""
-
-
-def unit_name(rmap: ResidualMap, index: int) -> str:
-    """Name of unit 0 (embedding), 1..M (branches) or M + 1 (head)."""
-    if index == 0:
-        return "embedding"
-    return "head" if index > len(rmap.branches) else rmap.branches[index - 1].unit
 
 
 def budget(rest_decodes: int, levels: int, rank_chunks: int) -> int:
@@ -47,3 +42,31 @@ def choose(injected_errors: Sequence[float | None], count: int) -> tuple[int, ..
     """
     ranked = sorted(range(len(injected_errors)), key=lambda i: -(injected_errors[i] or 0.0))
     return tuple(i for i in ranked[:count] if injected_errors[i])
+
+
+RANDOM_UNITS = 8
+"""Patched per level although the prediction did not choose them."""
+
+
+# -- which units to patch
+
+
+def choose_predicted(
+    prediction: Prediction, types: Mapping[str, str], injected_errors: Sequence[float | None], count: int
+) -> tuple[int, ...]:
+    """Units to patch at a level: the worst by prediction, largest first, then some of the others at random.
+
+    Args:
+        prediction: Of the reference.
+        types: Tensor -> type in the level's file.
+        injected_errors: Of the embedding and each branch; a unit without any has no damage. One that has, but has no
+            prediction, is among the first.
+        count: How many, RANDOM_UNITS of them at random.
+    """
+    predicted = {unit: prediction.kld(sums)[0] for unit, sums in prediction.level(types).items()}
+    units = [unit for unit, error in enumerate(injected_errors) if error]
+    ranked = sorted(units, key=lambda unit: -predicted.get(unit, math.inf))
+    top = ranked[: max(0, count - RANDOM_UNITS)]
+    rest = ranked[len(top) :]
+    drawn = random.Random(count).sample(rest, min(len(rest), count - len(top)))  # the same in every run
+    return (*top, *drawn)

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from qres.metrics import clustered_se
+from qres.metrics.means import clustered_se
 
 Sums = dict[str, list[list[float]]]
 """By type: for each chunk, one sum of squared effects per label draw."""

@@ -1,0 +1,98 @@
+"""Rows of a GGUF's tensor table to tensors with sizes and places, checked against their types and the file's size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from qres import levels
+from qres.gguf.format.cursor import Problem, damage
+from qres.printable import show
+
+_MAX_SIZE = 2**63 - 1  # llama.cpp counts weights and bytes in an int64
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One row of the tensor table."""
+
+    name: str
+    shape: tuple[int, ...]
+    """`ne` in ggml order: the row length first."""
+    type: str
+    """ggml type name, or `type N` for one that this version does not know."""
+    type_id: int
+    n_weights: int
+    """0 for an impossible shape."""
+    n_bytes: int | None
+    """None for a type of unknown layout, or a shape that the type cannot have."""
+    offset: int
+    """Of the first byte, from the start of its file."""
+    shard: int = 0
+    """Index of its file in `Inventory.shards`."""
+
+    @property
+    def row(self) -> int:
+        """Weights per row: what a block must divide."""
+        return self.shape[0] if self.shape else 1
+
+    @property
+    def n_dims(self) -> int:
+        """Dimensions without trailing ones, as ggml_n_dims: a vector stored as [n, 1] has one."""
+        return max((i + 1 for i, length in enumerate(self.shape) if length > 1), default=1)
+
+    @property
+    def end(self) -> int:
+        """Of the last byte, one past it; the offset where the size is not known."""
+        return self.offset + (self.n_bytes or 0)
+
+
+@dataclass(frozen=True)
+class Row:
+    """What the table says of one tensor."""
+
+    name: str
+    shape: tuple[int, ...]
+    type_id: int
+    offset: int
+    """Within the data."""
+
+    @property
+    def is_possible(self) -> bool:
+        """Weights and bytes can be counted; zeros left out: [0, 2**62, 2**62] overflows llama.cpp's product, too."""
+        traits = levels.TYPES_BY_ID.get(self.type_id)
+        size = math.prod(length or 1 for length in self.shape)
+        return size <= _MAX_SIZE and (traits is None or traits.bytes_of(size) <= _MAX_SIZE)
+
+    def tensor(self, data: int, shard: int) -> Tensor:
+        """The tensor in the file of index `shard`, whose data starts at byte `data`."""
+        traits = levels.TYPES_BY_ID.get(self.type_id)
+        n_weights = math.prod(self.shape) if self.is_possible else 0
+        n_bytes = None
+        if traits and self.is_possible and (self.shape[0] if self.shape else 1) % traits.block_size == 0:
+            n_bytes = traits.bytes_of(n_weights)
+        name = levels.type_name(self.type_id)
+        return Tensor(self.name, self.shape, name, self.type_id, n_weights, n_bytes, data + self.offset, shard)
+
+
+def layout_problems(tensors: Sequence[Tensor], file_bytes: int) -> Iterator[Problem]:
+    """What is wrong with sizes and places: rows that their type cannot hold, tensors that are not within the file."""
+    torn = [t for t in tensors if t.n_bytes is None and t.row % _block_size(t)]
+    if torn:
+        what = f"rows of {torn[0].row}, not a multiple of {torn[0].type}'s block of {_block_size(torn[0])}"
+        yield damage(f"tensor {show(torn[0].name)!r} has {what}{_more(torn, 'such tensors')}").problem
+    beyond = [t for t in tensors if t.end > file_bytes]
+    if beyond:
+        what = f"tensor {show(beyond[0].name)!r} ends at byte {beyond[0].end}, the file has {file_bytes}"
+        last = f"tensors beyond it, the last up to byte {max(t.end for t in beyond)}"
+        yield Problem(f"truncated: {what}{_more(beyond, last)}")
+
+
+def _block_size(tensor: Tensor) -> int:
+    traits = levels.TYPES_BY_ID.get(tensor.type_id)
+    return traits.block_size if traits else 1
+
+
+def _more(tensors: Sequence[Tensor], what: str) -> str:
+    return f"; {len(tensors) - 1} more {what}" if len(tensors) > 1 else ""

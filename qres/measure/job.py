@@ -1,0 +1,182 @@
+"""What crosses the border between the command and the worker process: jobs, and what was measured.
+
+Kept apart from the code that measures, so that only the worker loads llama.cpp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from qres.files import Stamp
+from qres.metrics.output import OutputStats
+from qres.metrics.quantiles import Quantiles
+from qres.records.output import Output
+from qres.records.result import Comparison
+from qres.records.sensitivity import Calibration, Sensitivity, Trust
+from qres.records.stream import Health, NoiseFloor, NonFinite, Point
+from qres.records.units import Additivity, Keep, KeepCheck, RankCorrelation, Unit
+from qres.text.chunks import Texts
+from qres.text.source import Source
+
+
+@dataclass(frozen=True)
+class ComparisonJob:
+    """What to compare, on what."""
+
+    reference: Path
+    weights: frozenset[str]
+    """Names of the tensors in the models' files."""
+    files: tuple[Path, ...]
+    sources: tuple[Source, ...]
+    """The first that has enough is taken."""
+    used: tuple[str, ...]
+    """Digests of chunks to leave out."""
+    chunks: int
+    n_ctx: int
+    threads: int
+    n_gpu_layers: int
+
+
+@dataclass
+class Compared:
+    """One file's statistics."""
+
+    output: OutputStats = field(default_factory=OutputStats)
+    drift: Quantiles = field(default_factory=Quantiles)
+    """Of the last stream point; empty where the stream is not mapped."""
+
+
+REFERENCE = "reference"
+"""What the reference is called where levels have names."""
+
+STATE_NAME = "unfinished.npz"
+"""The state of a scan in the output folder, until the reports are written."""
+
+
+@dataclass(frozen=True)
+class Preflight:
+    """What was found out before anything large is made or loaded."""
+
+    texts: Texts
+    own: tuple[int, int] | None
+    """Bytes of the cache and of the compute buffers of a context as the scan makes it; None when not known."""
+    memory: Mapping[int, tuple[int, int]]
+    """The same of contexts on devices, by their length."""
+    no_memory: str
+    """Why some are missing; empty when all are there."""
+
+
+@dataclass(frozen=True)
+class ModelFile:
+    """A model to load."""
+
+    name: str
+    path: str
+    file_bytes: int
+    tensor_bytes: Mapping[str, int]
+    tensor_types: Mapping[str, str]
+    stamps: tuple[Stamp, ...]
+    """Of all its files: nothing measured counts when they change meanwhile."""
+
+
+@dataclass(frozen=True)
+class PredictionJob:
+    """What to predict from the reference, and how."""
+
+    types: Mapping[str, tuple[str, ...]]
+    """For each matrix of the reference, the types whose damage is predicted."""
+    importance: Mapping[str, npt.NDArray[np.float32]]
+    """Mean squares of the inputs of matrices, for the quantizer; empty without an importance matrix."""
+    imatrix: str
+    """Name of its file; empty for none."""
+    imatrix_digest: str
+    make_imatrix: Path | None
+    """Where to write one."""
+    draws: int
+    """Label draws per chunk."""
+    device: str
+    dtype: str
+    """Of products within backward: `float32`, `bfloat16` or `auto`."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything the worker needs."""
+
+    reference: ModelFile
+    types_16bit: Mapping[str, str]
+    """`F16` or `BF16` for each matrix of the reference by its own values, should it be kept."""
+    bytes_16bit: Mapping[str, int]
+    """What each matrix takes at 16 bit."""
+    bytes_q8_0: Mapping[str, int]
+    """What it takes at Q8_0."""
+    levels: tuple[ModelFile, ...]
+    texts: Texts
+    n_ctx: int
+    threads: int
+    n_gpu_layers: int
+    all_units: bool
+    with_noise_floor: bool
+    prediction: PredictionJob
+    state: Path | None = None
+    """File that the state after each chunk is kept in."""
+    resume: bool = False
+    """Go on from the state in that file, if there is one."""
+    crashed: Mapping[str, str] = field(default_factory=dict)
+    """Levels that took the process down, and how: left out."""
+    about: Mapping[str, str] = field(default_factory=dict)
+    """What the scan is: a state of another one is not gone on from."""
+
+
+@dataclass(frozen=True)
+class MeasuredLevel:
+    """The measured half of `records.Level`; the other half is in the file's header."""
+
+    name: str
+    output: Output
+    points: tuple[Point, ...]
+    units: tuple[Unit, ...]
+    keep_16bit: tuple[Keep, ...]
+    keep_check: KeepCheck | None
+    rank_correlation: RankCorrelation | None
+    additivity: Additivity | None
+    calibration: Calibration | None = None
+    trust: Trust | None = None
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What the worker sends back."""
+
+    norm_placement: str
+    unmapped: str
+    """Why the stream was not mapped; empty when it was."""
+    system: str
+    n_layer: int
+    n_embd: int
+    n_vocab: int
+    n_ctx_train: int
+    n_ctx: int
+    chunks: int
+    rank_chunks: int
+    text: str
+    rank_text: str
+    unused_tokens: int
+    massive_tokens: int
+    noise_floor: NoiseFloor
+    no_noise_floor: str
+    """Why there is no noise floor; empty when there is one."""
+    stream: tuple[Health, ...]
+    inputs: Mapping[str, float]
+    """Largest magnitude that each weight of the reference is multiplied with."""
+    non_finite: tuple[NonFinite, ...]
+    failed: Mapping[str, str]
+    """Levels that could not be measured, and why."""
+    levels: tuple[MeasuredLevel, ...]
+    comparisons: tuple[Comparison, ...]
+    sensitivity: Sensitivity

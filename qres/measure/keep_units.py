@@ -1,0 +1,84 @@
+"""What to keep at 16 bit, from a scan's running statistics: units and their bytes in, rows of the list out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from qres.advice.keep import NextLevel, UnitDamage, keep_list
+from qres.levels import F16_MAX
+from qres.measure.checkpoint import State
+from qres.measure.job import Job
+from qres.measure.lockstep import LevelStats
+from qres.records.units import Keep
+from qres.residual.map import ResidualMap, is_tied, unit_name, unit_weights
+
+
+def keep_rows(job: Job, state: State, rmap: ResidualMap | None, alive: Sequence[int], i: int) -> tuple[Keep, ...]:
+    """The list of what to keep at 16 bit, from the ranking text; `_with_types` settles the types at the end."""
+    rank = state.rank
+    level_kld = rank[i].output.kld.mean
+    if rmap is None or level_kld is None:
+        return ()
+    tied = is_tied(rmap)
+    units = []
+    for index, damage in rank[i].units.items():
+        if tied and index == 0:
+            continue  # one tensor: its cost and both its damages are listed as the head
+        names = unit_weights(rmap, index)
+        sums = list(damage.sums)
+        if tied and index > len(rmap.branches) and 0 in rank[i].units:
+            sums = [a + b for a, b in zip(sums, rank[i].units[0].sums, strict=True)]
+        added = sum(_added(job, i, name) for name in names)
+        units.append(UnitDamage(unit_name(rmap, index), tuple(sums), tuple(damage.counts), added, "F16"))
+    floor = state.noise.kld_mean if state.noise else None
+    return keep_list(units, level_kld, floor, _next_level(job, rank, alive, i, level_kld))
+
+
+def with_types(job: Job, state: State, rmap: ResidualMap, keep: Sequence[Keep]) -> tuple[Keep, ...]:
+    """BF16 instead of F16 for units with a weight or an activation that F16 can hold barely or not at all.
+
+    That is: with a matrix that is to stay BF16, with a matmul whose input is in the upper half of the range of F16 or
+    beyond (back ends turn it into F16), or that leads to such a point of the stream.
+    """
+    wide = set()
+    for i in range(len(rmap.branches) + 2):
+        names = unit_weights(rmap, i)
+        weights = any(job.types_16bit.get(name) == "BF16" for name in names)
+        inputs = any(state.inputs.get(name, 0.0) > F16_MAX / 2 for name in names)
+        stream = state.health is not None and i <= len(rmap.branches) and state.health.absmax[i] > F16_MAX / 2
+        if weights or inputs or stream:
+            wide.add(unit_name(rmap, i))
+    return tuple(replace(row, type="BF16" if row.unit in wide else "F16") for row in keep)
+
+
+def _added(job: Job, level: int, name: str) -> int:
+    """Bytes that one tensor at 16 bit adds; none where the level already holds it at 16 bit or above."""
+    return max(0, job.bytes_16bit.get(name, 0) - job.levels[level].tensor_bytes[name])
+
+
+def _next_level(job: Job, rank: Sequence[LevelStats], alive: Sequence[int], i: int, level_kld: float) -> NextLevel:
+    """The uniform alternative: the next larger level of the scan that is better.
+
+    Where none was measured, Q8_0 at its best: its size is known, and it cannot recover more than everything.
+    """
+    own = job.levels[i].file_bytes
+    larger = [
+        NextLevel(job.levels[k].name, level_kld - kld, job.levels[k].file_bytes - own)
+        for k in alive
+        if (kld := rank[k].output.kld.mean) is not None and job.levels[k].file_bytes > own and kld < level_kld
+    ]
+    if larger:
+        return min(larger, key=lambda n: n.bytes_added)
+    held = job.levels[i].tensor_bytes
+    q8 = sum(max(0, size - held[name]) for name, size in job.bytes_q8_0.items())
+    whole = sum(_added(job, i, name) for name in job.bytes_16bit)
+    return NextLevel("Q8_0 at most", level_kld, q8) if q8 else NextLevel("16 bit", level_kld, whole)
+
+
+def kept_units(rmap: ResidualMap | None, keep: Sequence[Keep]) -> tuple[int, ...]:
+    """Indices of the units worth keeping whose errors can be left out of an injected run (all but the head)."""
+    if rmap is None:
+        return ()
+    names = {row.unit for row in keep if row.worth_it}
+    return tuple(i for i in range(len(rmap.branches) + 1) if unit_name(rmap, i) in names)

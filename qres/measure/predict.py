@@ -1,0 +1,144 @@
+"""Prediction within a scan: what to predict, which units to patch after it, and how far the two agree.
+
+The prediction costs about ten decodes per chunk and knows every tensor; patching costs one decode per unit and chunk,
+and is measured. So the prediction chooses what is patched: the worst units, and as a test of itself some at random.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from qres.gguf import imatrix, model_file
+from qres.gguf.names import block_number, role
+from qres.levels import TYPE_TRAITS
+from qres.measure.job import Job
+from qres.measure.lockstep import Lockstep
+from qres.records.sensitivity import Sensitivity, TensorDamage, TypeDamage
+from qres.residual.map import ResidualMap, unit_name
+from qres.sensitivity.prediction import Prediction
+
+if TYPE_CHECKING:
+    from qres.sensitivity.collector import Inputs
+
+
+KLD_LIMIT = 1e-5
+"""Of the replay against llama.cpp; or twice the noise floor where llama.cpp's own arithmetic is noisier."""
+
+
+class Events(Protocol):
+    """Hears how the prediction gets on."""
+
+    def predicting(self, done: int, total: int, doing: str) -> None:
+        """Progress, in steps of its own."""
+
+    def note(self, text: str) -> None:
+        """Something the user should know now."""
+
+
+def predict(job: Job, lockstep: Lockstep, noise_kld: float | None, events: Events) -> Prediction:
+    """The prediction on the ranking text, and the importance matrix if one was asked for.
+
+    Args:
+        job: The scan.
+        lockstep: Its models.
+        noise_kld: Noise floor of the KLD.
+        events: Hears of progress.
+
+    Returns:
+        The prediction, with a reason where there is none: the scan then ranks by patching alone.
+    """
+    from qres.sensitivity import (
+        adjoint,
+        collector,  # torch takes a second
+    )
+
+    wanted = job.prediction
+    request = adjoint.Request(
+        types=wanted.types,
+        importance=wanted.importance,
+        draws=wanted.draws,
+        device=wanted.device,
+        dtype=wanted.dtype,
+        threads=job.threads,
+        limit=max(KLD_LIMIT, 2 * (noise_kld or 0.0)),
+    )
+    inputs = collector.Inputs({}, {}) if wanted.make_imatrix else None
+    inventory = model_file.read(Path(job.reference.path))
+    try:
+        found = adjoint.predict(lockstep.reference, inventory, job.texts.rank, lockstep.rmap, request, events, inputs)
+    except (ArithmeticError, LookupError, MemoryError, RuntimeError, TypeError, ValueError) as error:
+        # Of memory, or of what some architecture brings that no fixture has: the scan can do without a prediction.
+        found = Prediction(f"the replay failed: {' '.join(str(error).split())[:200]}", limit=request.limit)
+    if not found.used:
+        events.note(f"No predictions, units are ranked by patching: {found.reason}")
+    if inputs is not None and wanted.make_imatrix:
+        _write_imatrix(job, inputs, found, wanted.make_imatrix, events)
+    return found
+
+
+def _write_imatrix(job: Job, inputs: Inputs, found: Prediction, path: Path, events: Events) -> None:
+    if not found.used:
+        events.note(f"No importance matrix: {found.reason}")
+        return
+    # As llama-imatrix by default: of the blocks. A head that it leaves out is quantized without.
+    names = [name for name in inputs.sums if block_number(name) is not None]
+    imatrix.write(
+        path,
+        {name: inputs.sums[name] for name in names},
+        {name: inputs.counts[name] for name in names},
+        dataset=job.texts.rank_name,
+        chunks=len(job.texts.rank),
+        chunk_size=len(job.texts.rank[0]),
+    )
+
+
+def sensitivity(job: Job, prediction: Prediction, rmap: ResidualMap | None) -> Sensitivity:
+    """The whole table as a record.
+
+    Args:
+        job: The scan.
+        prediction: Its prediction.
+        rmap: For the names of units.
+    """
+    wanted = job.prediction
+    weights = {name: size // 2 for name, size in job.bytes_16bit.items()}
+    rows = []
+    for row in prediction.tensors:
+        unit = "" if rmap is None or row.unit is None else unit_name(rmap, row.unit)
+        damages = [
+            TypeDamage(name, TYPE_TRAITS[name].bytes_of(weights[row.tensor]), *prediction.kld(found))
+            for name, found in row.sums.items()
+        ]
+        rows.append(
+            TensorDamage(
+                tensor=row.tensor,
+                role=role(row.tensor, unit),
+                unit=unit,
+                layer=block_number(row.tensor),
+                weights=weights[row.tensor],
+                types=tuple(sorted(damages, key=lambda damage: damage.bytes)),
+            )
+        )
+    return Sensitivity(
+        used=prediction.used,
+        reason=prediction.reason,
+        replay_kld=_finite(prediction.replay_kld),
+        replay_nmse=_finite(prediction.replay_nmse),
+        replay_kld_limit=prediction.limit,
+        chunks=len(prediction.counts),
+        tokens=sum(prediction.counts),
+        draws=wanted.draws,
+        dtype=prediction.dtype,
+        device=wanted.device,
+        imatrix=wanted.imatrix,
+        elapsed_s=round(prediction.elapsed_s, 1),
+        tensors=tuple(rows),
+        imatrix_digest=wanted.imatrix_digest,
+    )
+
+
+def _finite(value: float | None) -> float | None:
+    """None for what a record cannot hold."""
+    return value if value is not None and math.isfinite(value) else None

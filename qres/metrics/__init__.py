@@ -1,0 +1,1 @@
+"""Statistics of a comparison; pure numpy, no model."""

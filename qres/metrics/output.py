@@ -1,0 +1,245 @@
+"""A level's next-token distribution against the reference's, in update / compute / merge form; pure numpy, no model.
+
+Sums are float64. Quantiles come from histograms of fixed size, so memory does not grow with the text.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from qres.arrays import Doubles, Floats
+from qres.metrics.means import ChunkMean
+from qres.metrics.quantiles import Quantiles
+from qres.records.output import Group, Output
+
+_BLOCK_ROWS = 16
+"""Rows of logits per numpy call: a few MB, so that intermediate results stay in the CPU cache."""
+
+
+@dataclass(frozen=True)
+class Scored:
+    """The reference's next-token distribution at the scored positions of a chunk."""
+
+    first: int
+    """Row of the logits that the first scored position is."""
+    targets: npt.NDArray[np.int64]
+    """Next token at each scored position [n]."""
+    logits: Floats
+    """[n, n_vocab]."""
+    p: Floats
+    """softmax(logits), float32 [n, n_vocab]."""
+    lse: Doubles
+    """log sum exp of each row [n]."""
+    nll: Doubles
+    top: npt.NDArray[np.int64]
+
+
+def score_reference(logits: Floats, tokens: Sequence[int]) -> Scored:
+    """Take the scored positions of a chunk, as llama-perplexity does: the second half, less the last token.
+
+    Args:
+        logits: [n_tokens, n_vocab].
+        tokens: The chunk; position t predicts tokens[t + 1].
+    """
+    first = len(tokens) // 2
+    targets = np.asarray(tokens[first + 1 :], dtype=np.int64)
+    rows = np.array(
+        logits[first : len(tokens) - 1], dtype=np.float32
+    )  # a copy: the buffer is reused by the next decode
+    lse = _log_sum_exp(rows)
+    p = np.empty_like(rows)
+    with np.errstate(invalid="ignore", over="ignore"):  # infinite logits are counted, not hidden
+        for block in _blocks(len(rows)):
+            p[block] = np.exp(rows[block] - lse[block, None].astype(np.float32))
+    nll = lse - rows[np.arange(len(rows)), targets].astype(np.float64)
+    return Scored(first, targets, rows, p, lse, nll, rows.argmax(axis=1))
+
+
+@dataclass(frozen=True)
+class TokenScores:
+    """Per-token comparison of one chunk, finite positions only; arrays [n]."""
+
+    kld: Doubles
+    nll: Doubles
+    nll_reference: Doubles
+    same_top: npt.NDArray[np.bool_]
+    position: Doubles
+    """0 at the first scored position, 1 after the last."""
+    confidence: Doubles
+    """The reference's top probability."""
+    nonfinite: int
+    """Positions left out because either model's logits are not finite there."""
+    reference_nonfinite: int = 0
+    """Those of them where the reference's are not."""
+
+
+def score(reference: Scored, logits: Floats) -> TokenScores:
+    """Compare a model's logits with the reference's at its scored positions.
+
+    KL(P || Q) = sum_v p_v (z^P_v - z^Q_v) - lse^P + lse^Q, in nats: exactly 0 for equal logits, and free of the
+    logarithm of a rounded probability. Products and sums are float64.
+    """
+    n = len(reference.targets)
+    rows = logits[reference.first : reference.first + n]
+    lse = _log_sum_exp(rows)
+    kld = np.empty(n)
+    top = np.empty(n, dtype=np.int64)
+    for block in _blocks(n):
+        with np.errstate(invalid="ignore", over="ignore"):  # infinity - infinity: counted below
+            difference = reference.logits[block] - rows[block]
+        kld[block] = np.einsum("tv,tv->t", reference.p[block], difference, dtype=np.float64, casting="safe")
+        if not np.isfinite(kld[block]).all():  # 0 * infinity: a token that the reference rules out adds nothing
+            ruled_out = np.where(reference.p[block] == 0, np.float32(0), difference)
+            kld[block] = np.einsum("tv,tv->t", reference.p[block], ruled_out, dtype=np.float64, casting="safe")
+        top[block] = rows[block].argmax(axis=1)
+        # p is float32 and adds up to 1 only nearly: without this a shift common to all logits would count as damage.
+        kld[block] += (lse[block] - reference.lse[block]) * reference.p[block].sum(axis=1, dtype=np.float64)
+    nll = lse - rows[np.arange(n), reference.targets].astype(np.float64)
+    ok = np.isfinite(kld) & np.isfinite(nll) & np.isfinite(reference.nll)
+    best = reference.logits[np.arange(n), reference.top].astype(np.float64)
+    return TokenScores(
+        kld=np.maximum(kld[ok], 0.0),  # rounding can leave -1e-9 where the distributions agree
+        nll=nll[ok],
+        nll_reference=reference.nll[ok],
+        same_top=(top == reference.top)[ok],
+        position=(np.arange(n) / n)[ok],
+        confidence=np.exp(best - reference.lse)[ok],
+        nonfinite=int(n - ok.sum()),
+        reference_nonfinite=int(n - np.isfinite(reference.nll).sum()),
+    )
+
+
+def _blocks(n: int) -> list[slice]:
+    return [slice(i, min(i + _BLOCK_ROWS, n)) for i in range(0, n, _BLOCK_ROWS)]
+
+
+def _log_sum_exp(rows: Floats) -> Doubles:
+    out = np.empty(len(rows))
+    for block in _blocks(len(rows)):
+        part = rows[block]
+        top = part.max(axis=1)
+        with np.errstate(invalid="ignore", over="ignore"):  # infinite logits are counted, not hidden
+            out[block] = np.log(np.exp(part - top[:, None]).sum(axis=1, dtype=np.float64)) + top
+    return out
+
+
+_ROUNDING = 1e-12
+"""Of a sum of squares: less than that cannot be told from 0 when two of them are subtracted."""
+_CONFIDENCE = ((0.0, 0.25), (0.25, 0.5), (0.5, 0.75), (0.75, 1.01))
+_DELTA_BINS = 20_000
+
+
+class OutputStats:
+    """Running output statistics of one level; `compute` gives the record."""
+
+    def __init__(self) -> None:
+        self.kld = ChunkMean()
+        self.same_top = ChunkMean()
+        self.nll_difference = ChunkMean()
+        self._quantiles = Quantiles()
+        self._moments = np.zeros(6)  # n, sum a, sum b, sum aa, sum bb, sum ab of (nll, nll_reference)
+        self._delta = np.zeros(3)  # n, sum, sum of squares of delta p
+        self._delta_histogram = np.zeros(_DELTA_BINS + 1, dtype=np.int64)
+        self._groups = np.zeros((2, 4, 3))  # position | confidence, quarter, (n, kld, same top)
+        self.nonfinite = 0
+        self.reference_nonfinite = 0
+
+    def update(self, s: TokenScores) -> None:
+        """Add one chunk."""
+        self.kld.update(s.kld)
+        self.same_top.update(s.same_top.astype(np.float64))
+        self.nll_difference.update(s.nll - s.nll_reference)
+        self._quantiles.update(s.kld)
+        a, b = s.nll, s.nll_reference
+        self._moments += [len(a), a.sum(), b.sum(), a @ a, b @ b, a @ b]
+        delta = np.exp(-a) - np.exp(-b)
+        self._delta += [len(delta), delta.sum(), delta @ delta]
+        bins = np.rint((delta + 1) / 2 * _DELTA_BINS).astype(np.int64)
+        self._delta_histogram += np.bincount(bins, minlength=_DELTA_BINS + 1)
+        for quarter in range(4):
+            low, high = _CONFIDENCE[quarter]
+            masks = (np.floor(s.position * 4) == quarter, (s.confidence >= low) & (s.confidence < high))
+            for kind, mask in enumerate(masks):
+                self._groups[kind, quarter] += [mask.sum(), s.kld[mask].sum(), s.same_top[mask].sum()]
+        self.nonfinite += s.nonfinite
+        self.reference_nonfinite += s.reference_nonfinite
+
+    def merge(self, other: OutputStats) -> None:
+        """Add what another has seen."""
+        self.kld.merge(other.kld)
+        self.same_top.merge(other.same_top)
+        self.nll_difference.merge(other.nll_difference)
+        self._quantiles.merge(other._quantiles)
+        self._moments += other._moments
+        self._delta += other._delta
+        self._delta_histogram += other._delta_histogram
+        self._groups += other._groups
+        self.nonfinite += other.nonfinite
+        self.reference_nonfinite += other.reference_nonfinite
+
+    def compute(self) -> Output:
+        """The statistics so far."""
+        n, sum_a, sum_b, *_ = self._moments
+        d_n, d_sum, d_squares = self._delta
+        q = self._quantiles.quantile
+        return Output(
+            tokens=int(n),
+            chunks=sum(count > 0 for count in self.kld.counts),
+            kld_mean=self.kld.mean,
+            kld_se=self.kld.se,
+            kld_median=q(0.5),
+            kld_p90=q(0.9),
+            kld_p95=q(0.95),
+            kld_p99=q(0.99),
+            kld_p999=q(0.999),
+            kld_max=q(1.0),
+            same_top=self.same_top.mean,
+            same_top_se=self.same_top.se,
+            ppl=_exp(sum_a / n) if n else None,
+            ppl_reference=_exp(sum_b / n) if n else None,
+            ln_ppl_ratio=self.nll_difference.mean,
+            ln_ppl_ratio_se=self.nll_difference.se,
+            ln_ppl_correlation=self._correlation(),
+            rms_delta_p=math.sqrt(d_squares / d_n) if d_n else None,
+            mean_delta_p=float(d_sum / d_n) if d_n else None,
+            delta_p_p05=self._delta_quantile(0.05),
+            delta_p_median=self._delta_quantile(0.5),
+            delta_p_p95=self._delta_quantile(0.95),
+            by_position=self._group(0, [f"quarter {i + 1}" for i in range(4)]),
+            by_confidence=self._group(1, ["below 25 %", "25 to 50 %", "50 to 75 %", "above 75 %"]),
+            kld_histogram=self._quantiles.coarse(),
+            nonfinite_tokens=self.nonfinite,
+            reference_nonfinite_tokens=self.reference_nonfinite,
+        )
+
+    def _correlation(self) -> float | None:
+        n, a, b, aa, bb, ab = self._moments
+        if n < 2:
+            return None
+        var_a, var_b = aa - a * a / n, bb - b * b / n
+        if var_a <= _ROUNDING * aa or var_b <= _ROUNDING * bb:  # the same everywhere: what is left is rounding
+            return None
+        return float((ab - a * b / n) / math.sqrt(var_a * var_b))
+
+    def _delta_quantile(self, q: float) -> float | None:
+        cumulative = np.cumsum(self._delta_histogram)
+        if cumulative[-1] == 0:
+            return None
+        index = int(np.searchsorted(cumulative, q * (cumulative[-1] - 1), side="right"))
+        return index / _DELTA_BINS * 2 - 1
+
+    def _group(self, kind: int, labels: list[str]) -> tuple[Group, ...]:
+        rows = zip(labels, self._groups[kind].tolist(), strict=True)
+        return tuple(
+            Group(label, int(n), kld / n if n else None, top / n if n else None) for label, (n, kld, top) in rows
+        )
+
+
+def _exp(x: float) -> float | None:
+    """exp(x), or None where it overflows."""
+    return float(math.exp(x)) if x < 700 else None

@@ -1,0 +1,193 @@
+"""Puts together what the headers say and what the worker measured: the records of a result."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+
+from qres.advice import devices, verdict
+from qres.gguf import difference, fallbacks
+from qres.gguf.inventory import Inventory
+from qres.gguf.magnitudes import TensorValues
+from qres.gguf.names import block_number
+from qres.levels import F16_MAX, LEVELS_BY_NAME
+from qres.measure.job import REFERENCE, Measured, MeasuredLevel
+from qres.pipeline.candidates import Candidate
+from qres.pipeline.sizes import types_16bit
+from qres.pipeline.warnings import warnings
+from qres.records.files import SharedTensors
+from qres.records.recipe import FileTensor, Rung
+from qres.records.result import SCHEMA_VERSION, Level, Reference, Result, Settings, Skipped
+from qres.records.stream import Extreme, NonFinite
+from qres.text import chunks
+from qres.text.chunks import Texts
+from qres.version import __version__
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What is known of the files beside what was measured."""
+
+    reference: Inventory
+    levels: tuple[Candidate, ...]
+    values: tuple[TensorValues, ...]
+    """Of the reference."""
+    broken: Mapping[str, tuple[str, ...]]
+    """Level -> its tensors with values that are not finite."""
+    shared: tuple[SharedTensors, ...]
+    memory: Mapping[int, tuple[int, int]]
+    """Context length -> bytes of the cache, and of the compute buffers."""
+    remarks: tuple[str, ...]
+    skipped: tuple[Skipped, ...]
+    ladder: tuple[Rung, ...]
+
+
+def result(inputs: Inputs, measured: Measured, run: Settings) -> Result:
+    """Everything that a scan found."""
+    inventories = {level.name: level.inventory for level in inputs.levels}
+    broken = {found.model for found in measured.non_finite}
+    names = [tensor.name for tensor in inputs.reference.tensors]
+    records = tuple(
+        level(inventories[found.name], found, names, sound=found.name not in broken) for found in measured.levels
+    )
+    about = reference(inputs.reference, measured)
+    absurd = verdict.absurd_reference(about, records)
+    if absurd:
+        records = tuple(verdict.without_advice(record) for record in records)
+    rows = devices.deployment(records, {n: one.tensor_bytes for n, one in inventories.items()}, inputs.memory)
+    skipped = [*inputs.skipped, *(Skipped(name, reason) for name, reason in measured.failed.items())]
+    if measured.unmapped:
+        skipped.append(Skipped("residual stream, drift, units", measured.unmapped))
+    if measured.no_noise_floor:
+        skipped.append(Skipped("noise floor", measured.no_noise_floor))
+    non_finite = tuple(_with_weights(inputs, found) for found in measured.non_finite)
+    extremes = _extremes(inputs, measured)
+    return Result(
+        schema_version=SCHEMA_VERSION,
+        reference=about,
+        settings=run,
+        noise_floor=measured.noise_floor,
+        stream=measured.stream,
+        levels=records,
+        comparisons=measured.comparisons,
+        deployment=rows,
+        device_advice=() if absurd else devices.device_advice(records, rows),
+        assumptions=devices.ASSUMPTIONS,
+        verdict=verdict.verdict(about, records, measured.noise_floor, absurd),
+        skipped=tuple(skipped),
+        warnings=(*inputs.remarks, *warnings(measured, records, non_finite, extremes)),
+        non_finite=non_finite,
+        extremes=extremes,
+        shared=inputs.shared,
+        sensitivity=measured.sensitivity,
+        fingerprint=difference.fingerprint(inputs.reference),
+        tensors=tensors(inputs.reference, inputs.values),
+        ladder=inputs.ladder,
+    )
+
+
+def _with_weights(inputs: Inputs, found: NonFinite) -> NonFinite:
+    """Beside where the values break, the tensors that are broken in the file."""
+    if found.model == REFERENCE:
+        return replace(found, broken_weights=tuple(row.tensor for row in inputs.values if row.n_bad))
+    return replace(found, broken_weights=inputs.broken.get(found.model, ()))
+
+
+def _extremes(inputs: Inputs, measured: Measured) -> tuple[Extreme, ...]:
+    """Magnitudes of the reference beyond half of the largest 16-bit float, largest first."""
+    half = F16_MAX / 2
+    rows = [
+        Extreme(REFERENCE, "weight", block_number(v.tensor), v.tensor, v.absmax) for v in inputs.values if v.near_f16
+    ]
+    rows += [Extreme(REFERENCE, "input", block_number(n), n, top) for n, top in measured.inputs.items() if top > half]
+    rows += [
+        Extreme(REFERENCE, "stream", point.layer, point.label, point.absmax)
+        for point in measured.stream
+        if point.absmax is not None and point.absmax > half
+    ]
+    return tuple(sorted(rows, key=lambda row: -row.absmax))
+
+
+def tensors(inventory: Inventory, values: Sequence[TensorValues]) -> tuple[FileTensor, ...]:
+    """The reference's tensors as records."""
+    types = types_16bit(inventory, values)
+    return tuple(FileTensor(t.name, t.shape, t.type, types.get(t.name, "")) for t in inventory.tensors)
+
+
+def reference(inventory: Inventory, measured: Measured) -> Reference:
+    """The reference's record."""
+    return Reference(
+        path=_shown(inventory.path),
+        name=inventory.name,
+        architecture=inventory.architecture,
+        norm_placement=measured.norm_placement,
+        n_layer=measured.n_layer,
+        n_embd=measured.n_embd,
+        n_vocab=measured.n_vocab,
+        n_ctx_train=measured.n_ctx_train,
+        bytes=inventory.file_bytes,
+        bpw=inventory.bpw,
+        types=inventory.types,
+        is_16bit=inventory.is_16bit,
+    )
+
+
+def level(inventory: Inventory, measured: MeasuredLevel, names: Sequence[str], *, sound: bool = True) -> Level:
+    """A level's record; `names` are the reference's tensors."""
+    types = {tensor.name: tensor.type for tensor in inventory.tensors}
+    known = LEVELS_BY_NAME.get(inventory.file_type)
+    return Level(
+        name=measured.name,
+        path=_shown(inventory.path),
+        file_type=inventory.file_type,
+        bytes=inventory.file_bytes,
+        bpw=inventory.bpw,
+        nominal_bpw=known.nominal_bpw if known else None,
+        types=inventory.types,
+        fallback_tensors=fallbacks.fallbacks(inventory),
+        output=measured.output,
+        points=measured.points,
+        units=measured.units,
+        keep_16bit=measured.keep_16bit,
+        keep_check=measured.keep_check,
+        rank_correlation=measured.rank_correlation,
+        additivity=measured.additivity,
+        calibration=measured.calibration,
+        trust=measured.trust,
+        tensor_types=tuple(types.get(name, "") for name in names),
+        sound=sound,
+    )
+
+
+def _shown(path: Path) -> str:
+    """A path for people: bytes that are no UTF-8 become question marks instead of ending the report."""
+    return os.fsencode(path).decode("utf-8", errors="replace")
+
+
+def settings(
+    threads: int, n_gpu_layers: int, all_units: bool, measured: Measured, texts: Texts, elapsed_s: float
+) -> Settings:
+    """What was run."""
+    return Settings(
+        qres_version=__version__,
+        llama_cpp=version("llama-cpp-python"),
+        system=measured.system,
+        n_ctx=measured.n_ctx,
+        chunks=measured.chunks,
+        rank_chunks=measured.rank_chunks,
+        scored_tokens=max(
+            (level.output.tokens + level.output.nonfinite_tokens for level in measured.levels), default=0
+        ),
+        text=measured.text,
+        rank_text=measured.rank_text,
+        unused_tokens=measured.unused_tokens,
+        massive_tokens=measured.massive_tokens,
+        threads=threads,
+        n_gpu_layers=n_gpu_layers,
+        units="all" if all_units else "ranked",
+        elapsed_s=round(elapsed_s, 1),
+        chunk_digests=tuple(dict.fromkeys(chunks.digest(chunk) for chunk in (*texts.rank, *texts.report))),
+    )

@@ -1,0 +1,133 @@
+"""The levels to measure: made by qres, found in the cache, or given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from qres import levels
+from qres.errors import CrashError, InputError, NativeError, UsageError
+from qres.events import Listener, OnProgress, in_mib
+from qres.files import Stamp
+from qres.gguf import claims, difference
+from qres.gguf.imatrix import Imatrix
+from qres.gguf.inventory import Inventory
+from qres.levels import Level
+from qres.printable import show
+from qres.quantize.cache import level_file
+from qres.records.files import SharedTensors
+from qres.records.result import Skipped
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A level to measure."""
+
+    name: str
+    inventory: Inventory
+
+
+def from_files(files: Sequence[Inventory]) -> list[Candidate]:
+    """Given files as candidates, smallest first, by names of their own: everything about a level is found by its name.
+
+    The file type alone where it is enough, else with the file's name, its folder, or a running number.
+    """
+    kinds = [_kind(inventory) for inventory in files]
+    for naming in (
+        lambda kind, _path, _i: kind,
+        lambda kind, path, _i: f"{kind} ({path.name})",
+        lambda kind, path, _i: f"{kind} ({path.parent.name}/{path.name})",
+        lambda kind, _path, i: f"{kind} (file {i + 1})",
+    ):
+        names = [naming(kinds[i], inventory.path.resolve(), i) for i, inventory in enumerate(files)]
+        if len(set(names)) == len(names):
+            break
+    return _by_size(Candidate(show(name), inventory) for name, inventory in zip(names, files, strict=True))
+
+
+def _kind(inventory: Inventory) -> str:
+    """The level that a file claims to be, unless it holds something else."""
+    if claims.level_disagreement(inventory):
+        return claims.main_type(inventory)
+    return inventory.file_type or inventory.path.stem
+
+
+def _by_size(candidates: Iterable[Candidate]) -> list[Candidate]:
+    return sorted(candidates, key=lambda candidate: candidate.inventory.file_bytes)
+
+
+def levels_to_make(names: Sequence[str], *, with_imatrix: bool = False) -> tuple[Level, ...]:
+    """The levels of these names, each once.
+
+    Raises:
+        UsageError: unknown, none, or one that cannot be made without an importance matrix.
+    """
+    wanted = tuple(dict.fromkeys(levels.parse(name) for name in names))
+    if not wanted:
+        raise UsageError("--levels names no level", "give some, such as Q4_K_M,Q6_K")
+    for level in wanted:
+        if level.needs_imatrix and not with_imatrix:
+            raise UsageError(
+                f"{level.name} needs an importance matrix",
+                "give one to qres scan with --imatrix, or take another level",
+            )
+    return wanted
+
+
+def require_16bit(reference: Inventory) -> None:
+    """Refuse to make levels of what is quantized already, as llama.cpp does.
+
+    Raises:
+        InputError: the reference is no 16-bit model.
+    """
+    if not reference.is_16bit:
+        raise InputError(
+            f"{reference.path.name} is {reference.file_type or 'quantized'} already: no level can be made from it",
+            "give the 16-bit model, or quantized files to compare with it",
+        )
+
+
+def made(
+    reference: Inventory,
+    wanted: Sequence[Level],
+    folder: Path,
+    threads: int,
+    listener: Listener,
+    stamps: Sequence[Stamp],
+    imatrix: Imatrix | None = None,
+) -> tuple[list[Candidate], tuple[Skipped, ...]]:
+    """Make levels, or find them in the cache; one that llama.cpp refuses does not end the others.
+
+    Raises:
+        InputError: no room, a folder that cannot be written, or a reference that changed.
+        NativeError: none could be made.
+    """
+    listener.stage("reading the reference", None)
+    digest = difference.content_digest(reference.shards, in_mib(listener))
+    found: list[Candidate] = []
+    skipped: list[Skipped] = []
+    for level in wanted:
+        try:
+            inventory = level_file(reference, digest, level, folder, threads, listener, stamps, imatrix)
+            found.append(Candidate(level.name, inventory))
+        except NativeError as error:
+            if isinstance(error, CrashError) and error.killed:  # for want of memory, perhaps: the next would be, too
+                raise
+            skipped.append(Skipped(level.name, str(error)))
+            listener.warn(f"{level.name} could not be made: {error}")
+    if not found:
+        raise NativeError(f"no level could be made: {'; '.join(f'{row.what}: {row.reason}' for row in skipped)}")
+    return _by_size(found), tuple(skipped)
+
+
+def shared(candidates: Sequence[Candidate], on_progress: OnProgress) -> tuple[SharedTensors, ...]:
+    """Pairs of candidates with matrices that are the same byte for byte."""
+    rows = []
+    pairs = [(a, b) for i, a in enumerate(candidates) for b in candidates[i + 1 :]]
+    for done, (a, b) in enumerate(pairs):
+        on_progress(done, len(pairs))
+        found = difference.shared_tensors(a.inventory, b.inventory)
+        if found.tensors:
+            rows.append(SharedTensors(a.name, b.name, found.tensors, found.of, found.bytes))
+    return tuple(rows)

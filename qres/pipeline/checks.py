@@ -1,0 +1,66 @@
+"""What is refused before anything is made or measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from qres.errors import InputError, UnsupportedError, UsageError
+from qres.events import Listener
+from qres.gguf.imatrix import Imatrix, read, require_writable
+from qres.gguf.inventory import Inventory
+from qres.gguf.magnitudes import TensorValues
+from qres.pipeline.options import ScanOptions
+from qres.printable import show
+from qres.text import chunks
+
+
+def check_context(options: ScanOptions, reference: Inventory) -> None:
+    """llama.cpp aborts the process when some architectures run past their trained context."""
+    if 0 < reference.n_ctx_train < chunks.MIN_TOKENS:
+        raise UnsupportedError(
+            f"{reference.path.name} was trained for {reference.n_ctx_train} tokens, too few to measure",
+            f"at least {chunks.MIN_TOKENS} are needed",
+        )
+    if options.n_ctx % 2 or options.n_ctx < chunks.MIN_TOKENS:
+        raise UsageError(
+            f"--n-ctx {options.n_ctx} is not an even number of at least {chunks.MIN_TOKENS}", "give one, such as 512"
+        )
+    if reference.n_ctx_train and options.n_ctx > reference.n_ctx_train:
+        raise InputError(
+            f"--n-ctx {options.n_ctx}: {reference.path.name} was trained for {reference.n_ctx_train} tokens at most",
+            f"use --n-ctx {reference.n_ctx_train // 2 * 2} or less",
+        )
+    if options.tokens is None and not _has_tokenizer(reference):
+        raise InputError(f"{reference.path.name} has no tokenizer", "give token ids with --tokens FILE")
+
+
+def _has_tokenizer(reference: Inventory) -> bool:
+    return str(reference.metadata.get("tokenizer.ggml.model", "none")) not in {"none", "no_vocab"}
+
+
+def given_imatrix(options: ScanOptions, models: Sequence[Inventory], listener: Listener) -> Imatrix | None:
+    """The importance matrix that was given, of this reference; and one to be made has a place."""
+    given = tuple(path for path in (options.imatrix, options.text, options.tokens) if path)
+    if options.make_imatrix:
+        inputs = (*(path for one in models for path in one.shards), *given)
+        require_writable(options.make_imatrix, inputs)
+    if options.imatrix is None:
+        return None
+    imatrix = read(options.imatrix)
+    without = imatrix.check(models[0])
+    if without:
+        more = f" and {len(without) - 1} more" if len(without) > 1 else ""
+        listener.note(f"{show(options.imatrix.name)} has no entry for {show(without[0])}{more}: quantized without")
+    return imatrix
+
+
+def refuse_broken(reference: Inventory, values: Sequence[TensorValues], *, making: bool) -> None:
+    """llama.cpp quantizes no tensor that holds NaN or infinity; files that exist can still be compared."""
+    broken = [row for row in values if row.n_bad]
+    if broken and making:
+        first = broken[0]
+        raise InputError(
+            f"{reference.path.name}: {first.tensor} holds {first.n_bad} values that are not finite, the first at "
+            f"{first.first_bad}{f'; so do {len(broken) - 1} other tensors' if len(broken) > 1 else ''}",
+            "no level can be made from it: get the model again, or convert it again",
+        )

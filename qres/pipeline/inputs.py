@@ -1,0 +1,105 @@
+"""Which file is the reference, and which are to be compared with it; each pair checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from qres.errors import InputError, QresError, UsageError
+from qres.gguf import claims, model_file
+from qres.gguf.difference import shape_difference, tokenizer_difference, vector_difference
+from qres.gguf.inventory import Inventory
+from qres.printable import show
+
+_GIVE = "give quantized files of this reference"
+
+
+Note = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Given:
+    """What the arguments are."""
+
+    reference: Inventory
+    files: tuple[Inventory, ...]
+    """Each file once."""
+    remarks: tuple[str, ...]
+    """What a reader of the result must know."""
+
+
+def read_inputs(model: Path, files: Sequence[Path], note: Note) -> Given:
+    """Read the arguments, drop repetitions, and find out which one is the 16-bit model: their order does not matter.
+
+    Raises:
+        InputError: a file that cannot be used, or two that are not the same model.
+        UnsupportedError: a model that cannot be measured.
+        UsageError: several 16-bit models behind one that is not.
+    """
+    first = model_file.read(model)
+    others = _once([model_file.read(path) for path in files], note)
+    remarks: list[str] = []
+    full = [other for other in others if other.is_16bit]
+    if full and not first.is_16bit:
+        if len(full) > 1:
+            raise UsageError(
+                f"{first.path.name} is not 16 bit, {' and '.join(other.path.name for other in full)} are",
+                "give the one to compare with first",
+            )
+        others = _once([first, *(other for other in others if other is not full[0])], note)
+        first = full[0]
+        note(f"Taken as the reference: {first.path.name}, the 16-bit one")
+    model_file.require_language_model(first, "reference")
+    if not first.is_16bit:
+        kind = first.file_type or "already quantized"
+        remarks.append(
+            f"The reference {first.path.name} is {kind} at {first.bpw:.2f} bits per weight, not 16 bit: every figure "
+            "compares with an already damaged model."
+        )
+    for one in (first, *others):
+        disagreement = claims.level_disagreement(one)
+        if disagreement:
+            remarks.append(f"{one.path.name}: {disagreement}.")
+    for other in others:
+        _require_same_model(first, other)
+        if other.path.samefile(first.path):
+            note(f"{other.path.name} is the reference itself: every difference will be 0")
+            continue
+        vector = vector_difference(first, other)
+        if vector:
+            remarks.append(
+                f"{other.path.name} was not made from {first.path.name}: {show(vector)} differs, which quantizing "
+                "leaves alone. The figures are the distance between two models, not what quantization did."
+            )
+    return Given(first, tuple(others), tuple(remarks))
+
+
+def _once(files: Sequence[Inventory], note: Note) -> list[Inventory]:
+    """Each file once: a link, or another shard of the same set, is the same file."""
+    kept: list[Inventory] = []
+    for inventory in files:
+        if any(inventory.path.samefile(other.path) for other in kept):
+            note(f"{inventory.path.name} was given twice: it is measured once")
+        else:
+            kept.append(inventory)
+    return kept
+
+
+def _require_same_model(reference: Inventory, other: Inventory) -> None:
+    try:
+        model_file.require_language_model(other, "candidate")
+    except QresError as error:  # what to give in the place of a reference is no help here
+        raise type(error)(error.message, _GIVE) from error
+    difference = shape_difference(reference, other)
+    if difference:
+        raise InputError(
+            f"{other.path.name} is not the same model as {reference.path.name}: {difference}",
+            _GIVE,
+        )
+    difference = tokenizer_difference(reference, other)
+    if difference:
+        raise InputError(
+            f"{other.path.name} has another tokenizer than {reference.path.name}: {difference}",
+            "their outputs cannot be compared: give files made from this reference",
+        )

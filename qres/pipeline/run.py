@@ -1,0 +1,221 @@
+"""A whole scan on one page: check the inputs, make the levels, measure, assemble the result."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from qres import events, files
+from qres.advice import devices
+from qres.errors import CrashError, InputError, UsageError
+from qres.events import Listener, Note, Progress, Stage, Working
+from qres.gguf import magnitudes
+from qres.gguf.imatrix import Imatrix
+from qres.gguf.inventory import Inventory
+from qres.gguf.magnitudes import TensorValues
+from qres.measure.job import REFERENCE, Job, Measured, Preflight
+from qres.native import worker
+from qres.pipeline import assemble, candidates, estimate, usual_recipes
+from qres.pipeline.assemble import Inputs
+from qres.pipeline.candidates import Candidate
+from qres.pipeline.checks import check_context, given_imatrix, refuse_broken
+from qres.pipeline.inputs import read_inputs
+from qres.pipeline.job import Stamps, worker_job
+from qres.pipeline.options import ScanOptions
+from qres.quantize import ladder
+from qres.quantize.cache import default_folder
+from qres.recipes import verify
+from qres.records.result import Result, Skipped
+from qres.text import source
+from qres.text.chunks import Plan
+
+BUILT_IN_CHUNKS = 8
+"""Of the built-in text, unless --chunks says otherwise."""
+OWN_CHUNKS = 64
+"""At most, of a text of the user's, unless --chunks says otherwise: a scan must end the same evening."""
+
+
+def scan(options: ScanOptions, listener: Listener) -> Result:
+    """Run a scan.
+
+    Raises:
+        UsageError: unknown level, options that do not go together.
+        InputError: a file or text that cannot be used.
+        UnsupportedError: a model whose output cannot be measured.
+        NativeError: llama.cpp failed or died.
+    """
+    started = time.monotonic()
+    plan = _plan(options)
+    given = read_inputs(options.model, options.files, listener.note)
+    reference = given.reference
+    for remark in given.remarks:
+        listener.warn(remark)
+    check_context(options, reference)
+    with_imatrix = options.imatrix is not None
+    wanted = () if given.files else candidates.levels_to_make(options.levels, with_imatrix=with_imatrix)
+    if wanted:
+        candidates.require_16bit(reference)
+    imatrix = given_imatrix(options, (reference, *given.files), listener)
+    stamps: Stamps = {path: files.stamp(path) for one in (reference, *given.files) for path in one.shards}
+    cache = options.cache or default_folder()
+    flight = _preflight(options, reference, plan)
+    rank = options.rank_chunks
+    needs = estimate.estimate(reference, given.files, wanted, options.n_ctx, rank, flight.own, cache / "levels")
+    listener.note(str(needs))
+    if needs.warning:
+        listener.warn(needs.warning)
+    values = _values(reference, options.threads, "checking the reference", listener)
+    refuse_broken(reference, values, making=bool(wanted))
+    skipped: tuple[Skipped, ...] = ()
+    if wanted:
+        before = tuple(stamps.values())
+        levels, skipped = candidates.made(reference, wanted, cache, options.threads, listener, before, imatrix)
+        stamps |= {path: files.stamp(path) for one in levels for path in one.inventory.shards}
+    else:
+        levels = candidates.from_files(given.files)
+    rungs, no_ladder = ladder.rungs(reference, options.threads, imatrix)
+    listener.stage("comparing the files", None)
+    shared = candidates.shared(levels, listener.step)
+    measured = _measure(worker_job(options, reference, levels, flight, values, stamps, imatrix), listener)
+    files.require_unchanged(stamps.values())
+    inputs = Inputs(
+        reference=reference,
+        levels=tuple(levels),
+        values=values,
+        broken=_broken(measured, levels, options.threads, listener),
+        shared=shared,
+        memory=flight.memory,
+        remarks=given.remarks,
+        skipped=(*skipped, *_no_memory(reference, flight), *no_ladder),
+        ladder=rungs,
+    )
+    elapsed = time.monotonic() - started
+    run = assemble.settings(options.threads, options.n_gpu_layers, options.all_units, measured, flight.texts, elapsed)
+    result = usual_recipes.planned(assemble.result(inputs, measured, run))
+    if options.recipe and options.out:
+        return usual_recipes.built(result, _building(options, plan, reference, imatrix, cache), listener)
+    return result
+
+
+def _building(
+    options: ScanOptions, plan: Plan, reference: Inventory, imatrix: Imatrix | None, cache: Path
+) -> usual_recipes.Building:
+    """Recipes are verified on what is left of the text, and where nothing is, of the built-in one."""
+    assert options.out is not None
+    texts = (plan.text,) if options.tokens else (plan.text, source.built_in("report"), source.built_in("rank"))
+    run = verify.VerifyOptions(
+        tuple(dict.fromkeys(texts)), usual_recipes.VERIFY_CHUNKS, options.threads, options.n_gpu_layers, cache
+    )
+    return usual_recipes.Building(reference, imatrix, options.out, run)
+
+
+# -- before anything is made
+
+
+def _plan(options: ScanOptions) -> Plan:
+    """Which texts to decode."""
+    if options.text and options.tokens:
+        raise UsageError("--text and --tokens exclude each other", "give one of them")
+    if options.tokens:
+        text, rank_text = source.read_ids(options.tokens), None
+    elif options.text:
+        text, rank_text = source.read_text(options.text), source.built_in("rank")
+    else:
+        text, rank_text = source.built_in("report"), source.built_in("rank")
+    own = options.text or options.tokens
+    chunks = options.chunks or (OWN_CHUNKS if own else BUILT_IN_CHUNKS)
+    held = usual_recipes.VERIFY_CHUNKS if options.recipe else 0
+    return Plan(text, rank_text, options.n_ctx, chunks, options.rank_chunks, held)
+
+
+def _contexts(reference: Inventory) -> list[int]:
+    """Context lengths whose memory is reported."""
+    trained = reference.n_ctx_train
+    return [n for n in devices.CONTEXTS if not trained or n <= trained] or [trained]
+
+
+def _preflight(options: ScanOptions, reference: Inventory, plan: Plan) -> Preflight:
+    contexts = _contexts(reference)
+    run = (reference.path, plan, contexts, options.n_gpu_layers, options.device)
+    return worker.run(_preflight_work, lambda _: None, *run)
+
+
+def _preflight_work(  # in the worker: only there is llama.cpp loaded
+    emit: Callable[[object], None],
+    model: Path,
+    plan: Plan,
+    contexts: Sequence[int],
+    n_gpu_layers: int,
+    device: str,
+) -> Preflight:
+    from qres.measure.preflight import preflight
+
+    return preflight(emit, model, plan, contexts, n_gpu_layers, device)
+
+
+def _no_memory(reference: Inventory, flight: Preflight) -> tuple[Skipped, ...]:
+    """Contexts whose memory is not known."""
+    trained = reference.n_ctx_train
+    beyond = [n for n in devices.CONTEXTS if n not in flight.memory and trained and n > trained]
+    rows = tuple(Skipped(f"memory at {n} tokens of context", f"the model was trained for {trained}") for n in beyond)
+    return (*rows, Skipped("memory on devices", flight.no_memory)) if flight.no_memory else rows
+
+
+def _values(model: Inventory, threads: int, title: str, listener: Listener) -> tuple[TensorValues, ...]:
+    """Largest magnitudes and broken values of every tensor."""
+    listener.stage(title, None)
+    return magnitudes.scan(model, events.in_mib(listener), threads)
+
+
+def _measure(job: Job, listener: Listener) -> Measured:
+    """Measure in the worker; a level that takes the process down is left out of another try."""
+    while True:
+        working = ""
+
+        def on_event(event: Stage | Progress | Working | Note) -> None:
+            nonlocal working
+            if isinstance(event, Progress):
+                listener.step(event.done, event.total, event.doing)
+            elif isinstance(event, Note):
+                listener.note(event.text)
+            elif isinstance(event, Stage):
+                listener.stage(event.title, None)
+            else:
+                working = event.model
+
+        listener.stage("measuring", None)
+        try:
+            return worker.run(_measure_work, on_event, job)
+        except CrashError as error:
+            files.require_unchanged(stamp for model in (job.reference, *job.levels) for stamp in model.stamps)
+            crashed = {**job.crashed, working: error.message}
+            others = [level for level in job.levels if level.name not in crashed]
+            if error.killed or working == REFERENCE or not working or not others:
+                raise
+            listener.warn(f"{working} cannot be measured: {error.message}. Going on without it")
+            job = replace(job, crashed=crashed, resume=True)
+
+
+def _measure_work(
+    emit: Callable[[object], None], job: Job
+) -> Measured:  # in the worker: only there is llama.cpp loaded
+    from qres.measure.passes import measure
+
+    return measure(emit, job)
+
+
+def _broken(
+    measured: Measured, levels: Sequence[Candidate], threads: int, listener: Listener
+) -> Mapping[str, tuple[str, ...]]:
+    """Tensors with values that are not finite, of the levels whose output is not."""
+    bad = {found.model for found in measured.non_finite}
+    broken = {}
+    for level in levels:
+        if level.name in bad:
+            with suppress(InputError):  # a file that has gone meanwhile was measured all the same
+                values = _values(level.inventory, threads, f"checking {level.name}", listener)
+                broken[level.name] = tuple(row.tensor for row in values if row.n_bad)
+    return broken

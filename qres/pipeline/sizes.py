@@ -1,0 +1,76 @@
+"""What the worker needs to know of files: bytes and types, tensor by tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from qres import levels
+from qres.files import Stamp
+from qres.gguf.format.tensor import Tensor
+from qres.gguf.inventory import Inventory
+from qres.gguf.magnitudes import TensorValues
+from qres.gguf.model_file import bytes_at
+from qres.measure.job import ModelFile
+
+
+def model_file(name: str, inventory: Inventory, stamps: Mapping[Path, Stamp]) -> ModelFile:
+    """What the worker needs to know about a model."""
+    return ModelFile(
+        name=name,
+        path=str(inventory.path.resolve()),
+        file_bytes=inventory.file_bytes,
+        tensor_bytes={tensor.name: tensor.n_bytes or 0 for tensor in inventory.tensors},
+        tensor_types={tensor.name: tensor.type for tensor in inventory.tensors},
+        stamps=tuple(stamps[path] for path in inventory.shards),
+    )
+
+
+def bytes_16bit(inventory: Inventory) -> dict[str, int]:
+    """Bytes of each matrix at 16 bit; vectors (norms, biases) stay as they are at every level."""
+    return _matrix_bytes(inventory, "F16")
+
+
+def bytes_q8_0(inventory: Inventory) -> dict[str, int]:
+    """Bytes of each matrix at Q8_0."""
+    return _matrix_bytes(inventory, "Q8_0")
+
+
+def predicted_types(reference: Inventory, given: Sequence[Inventory]) -> dict[str, tuple[str, ...]]:
+    """For each matrix, the types to predict the damage of: usual ones that fit its rows, and those of the levels."""
+    held: dict[str, list[str]] = {}
+    for inventory in given:
+        for tensor in inventory.tensors:
+            held.setdefault(tensor.name, []).append(tensor.type)
+    types = {}
+    for tensor in _matrices(reference):
+        wanted = [levels.fitting_type(name, tensor.row) for name in levels.PREDICTED] + held.get(tensor.name, [])
+        exact = {tensor.type, "F32", "F16"} if tensor.type != "BF16" else {"F32", "BF16"}
+        types[tensor.name] = tuple(dict.fromkeys(name for name in wanted if name not in exact))
+    return types
+
+
+def _matrices(inventory: Inventory) -> list[Tensor]:
+    """Tensors of two dimensions or more."""
+    return [tensor for tensor in inventory.tensors if tensor.n_dims >= 2]
+
+
+def _matrix_bytes(inventory: Inventory, type_name: str) -> dict[str, int]:
+    return {t.name: bytes_at(t, type_name) for t in _matrices(inventory)}
+
+
+def types_16bit(inventory: Inventory, values: Sequence[TensorValues]) -> dict[str, str]:
+    """The 16-bit type that holds each matrix with room to spare.
+
+    BF16 stays BF16; F32 and F16 become it where a weight is in the upper half of the range of F16 or beyond; anything
+    else is F16.
+
+    Args:
+        inventory: The reference.
+        values: Its values, tensor by tensor.
+    """
+    return {
+        tensor.name: "BF16" if tensor.type == "BF16" or found.near_f16 else "F16"
+        for tensor, found in zip(inventory.tensors, values, strict=True)
+        if tensor.n_dims >= 2
+    }

@@ -1,0 +1,66 @@
+"""What a reader must know before believing the figures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from qres.levels import F16_MAX
+from qres.measure.job import Measured
+from qres.records.result import Level
+from qres.records.stream import Extreme, NonFinite
+
+
+def warnings(
+    measured: Measured, records: Sequence[Level], non_finite: Sequence[NonFinite], extremes: Sequence[Extreme]
+) -> tuple[str, ...]:
+    """What a reader must know before believing the figures."""
+    out = [_broken_numbers(found) for found in non_finite]
+    if measured.text == measured.rank_text:
+        out.append(
+            "The text fills one chunk only: the units were ranked on the text that reports them. Give a longer one."
+        )
+    if measured.chunks < 2:
+        out.append("One chunk gives no standard errors: no difference between levels can be called significant.")
+    lost = max((record.output.reference_nonfinite_tokens for record in records), default=0)
+    if lost:
+        out.append(f"{lost} positions are left out because the reference's own logits are not finite there.")
+    for record in records:
+        own = record.output.nonfinite_tokens - record.output.reference_nonfinite_tokens
+        if own:
+            out.append(f"{record.name}: {own} positions have non-finite logits and are left out.")
+        if record.nominal_bpw and record.bpw > record.nominal_bpw + 0.5:
+            fell = len(record.fallback_tensors)
+            why = f"{fell} tensors fell back to larger types" if fell else "it mixes types in its own way"
+            out.append(
+                f"{record.name} really is {record.bpw:.2f} bits per weight (nominally {record.nominal_bpw:.2f}): {why}."
+            )
+    if extremes:
+        out.append(_out_of_range(extremes))
+    return tuple(out)
+
+
+def _broken_numbers(found: NonFinite) -> str:
+    """Where values stop being finite, and why if that is known."""
+    text = f"{found.model}: values stop being finite {found.place}"
+    if found.broken_weights:
+        names = ", ".join(found.broken_weights[:3]) + (" and more" if len(found.broken_weights) > 3 else "")
+        return f"{text}: the file holds values that are not finite in {names}."
+    if found.input_absmax is not None and found.input_absmax > F16_MAX:
+        return f"{text}: it is given {found.input_absmax:,.0f}, 16-bit float ends at {F16_MAX:,.0f}."
+    return f"{text}; the weights themselves are finite."
+
+
+def _out_of_range(extremes: Sequence[Extreme]) -> str:
+    """The largest magnitude, and how many more there are."""
+    worst = extremes[0]
+    what = {
+        "weight": f"A weight of {worst.name} is",
+        "input": f"{worst.name} is given values up to",
+        "stream": f"The stream reaches, at {worst.name},",
+    }[worst.what]
+    others = len(extremes) - 1
+    more = f" {others} more magnitude{'s are' if others > 1 else ' is'} beyond half of that." if others else ""
+    return (
+        f"{what} {worst.absmax:,.0f}; 16-bit float ends at {F16_MAX:,.0f}.{more} Keep such layers at BF16: back ends "
+        "that compute in F16 can overflow there."
+    )

@@ -1,0 +1,1 @@
+"""Levels made by llama.cpp's quantizer, kept by content."""

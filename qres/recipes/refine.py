@@ -1,0 +1,128 @@
+"""A recipe made better by measuring: exchanges of types between tensors, tried in the reference's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from qres import files
+from qres.events import Listener
+from qres.gguf.imatrix import Imatrix
+from qres.gguf.inventory import Inventory
+from qres.native import worker
+from qres.recipes import plan
+from qres.recipes.choices import Choices, padded
+from qres.recipes.exchange import Refined, RefineJob, Trial
+from qres.recipes.wishes import Wishes
+from qres.records.recipe import Exchange, Recipe, Refinement
+from qres.text.chunks import digest
+from qres.text.source import Source
+
+
+@dataclass(frozen=True)
+class RefineOptions:
+    """What to refine on, and for how long."""
+
+    sources: tuple[Source, ...]
+    """The first that has enough unused text is taken."""
+    chunks: int
+    trials: int
+    threads: int
+
+
+def refine(
+    choices: Choices,
+    found: Recipe,
+    wishes: Wishes,
+    reference: Inventory,
+    imatrix: Imatrix | None,
+    options: RefineOptions,
+    listener: Listener,
+) -> Recipe:
+    """The recipe after the exchanges that paid, which are noted in it; the text they were measured on chose it now.
+
+    Args:
+        choices: Of the model.
+        found: What to begin with.
+        wishes: What it was made with: pins stay.
+        reference: The model, which the recipe is for.
+        imatrix: The recipe's own.
+        options: Text and limits.
+        listener: Hears of progress.
+
+    Raises:
+        InputError: no text left that took no part in the recipe, or the model cannot be read.
+        NativeError: llama.cpp failed.
+    """
+    stamps = [files.stamp(path) for path in reference.shards]
+    pinned = {tensor.name for tensor in found.tensors if tensor.pinned}
+    held = sum(padded(tensor.bytes) if found.limit_is_file else tensor.bytes for tensor in found.tensors)
+    free = 0 if found.limit_bytes is None else found.limit_bytes - held
+    job = RefineJob(
+        reference=reference.path,
+        rows=tuple(row for row in choices.rows if row.types and row.tensor.name not in pinned),
+        types=found.quantized,
+        room=max(0, free),
+        is_file=found.limit_is_file,
+        importance=imatrix.for_model(reference) if imatrix else {},
+        sources=options.sources,
+        used=found.selection.chunk_digests,
+        chunks=options.chunks,
+        n_ctx=found.selection.n_ctx,
+        threads=options.threads,
+        trials=options.trials,
+    )
+    listener.stage("refining", None)
+    result = worker.run(_refine, lambda event: listener.step(event.done, event.total, event.doing), job)
+    files.require_unchanged(stamps)
+    types = {tensor.name: tensor.type for tensor in found.tensors} | result.types
+    changed = plan.of_types(choices, types, found.budget, found.base, wishes)
+    tensors = tuple(replace(tensor, pinned=tensor.name in pinned) for tensor in changed.tensors)
+    best = found.predicted.raw_kld if found.predicted else 0.0
+    raw = changed.predicted.raw_kld if changed.predicted else 0.0
+    return replace(
+        changed,
+        tensors=tensors,
+        limit_bytes=found.limit_bytes,
+        limit_is_file=found.limit_is_file,
+        gap=max(found.gap, (raw - best) / raw if raw else 0.0),
+        notes=found.notes,
+        selection=replace(
+            found.selection,
+            chunk_digests=(*found.selection.chunk_digests, *map(digest, result.text.chunks)),
+        ),
+        refinement=_record(result),
+    )
+
+
+def _record(result: Refined) -> Refinement:
+    return Refinement(
+        text=result.text.name,
+        chunks=len(result.text.chunks),
+        tried=result.tried,
+        kept=tuple(_exchange(trial) for trial in result.kept),
+        kld_before=result.kld_before,
+        kld_after=result.kld_after,
+        elapsed_s=result.elapsed_s,
+    )
+
+
+def _exchange(trial: Trial) -> Exchange:
+    up, down = trial.candidate.up, trial.candidate.down
+    return Exchange(
+        raised=up.tensor,
+        raised_from=up.before,
+        raised_to=up.after,
+        lowered=down.tensor if down else "",
+        lowered_from=down.before if down else "",
+        lowered_to=down.after if down else "",
+        predicted_change=trial.candidate.loss,
+        measured_change=trial.change,
+        measured_change_se=trial.change_se,
+    )
+
+
+def _refine(emit: Callable[[object], None], job: RefineJob) -> Refined:  # in the worker: only there is llama.cpp loaded
+    from qres.recipes.refine_work import refine as run
+
+    return run(emit, job)

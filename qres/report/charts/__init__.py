@@ -1,0 +1,1 @@
+"""One chart definition for the page and for images."""

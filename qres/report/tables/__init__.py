@@ -1,0 +1,1 @@
+"""The tables of a report: numbers decided here, placed by the renderers."""

@@ -1,0 +1,186 @@
+"""The tables about the run: what the files hold, what was set, and what could not be measured."""
+
+from __future__ import annotations
+
+from qres.levels import F16_MAX
+from qres.records.result import Level, Reference, Result
+from qres.report.formatting import NA, count, fixed, mib, percent, significant
+from qres.report.tables.table import Column, Table, number, table, text
+
+
+def types(result: Result) -> Table:
+    """What each file really holds."""
+    columns = (
+        Column("file", "text"),
+        Column("type", "text"),
+        Column("tensors"),
+        Column("weights"),
+        Column("MiB"),
+        Column("of the file"),
+    )
+    files = [("reference", result.reference.types), *((level.name, level.types) for level in result.levels)]
+    rows = []
+    for name, shares in files:
+        total = sum(share.bytes for share in shares)
+        for share in shares:
+            fraction = share.bytes / total if total else None
+            rows.append(
+                (
+                    text(name),
+                    text(share.type),
+                    number(share.tensors, count(share.tensors)),
+                    number(share.weights, count(share.weights)),
+                    number(share.bytes, mib(share.bytes)),
+                    number(fraction, percent(fraction)),
+                )
+            )
+    return table("types", "Tensor types in the files", columns, rows, note=_bpw_note(result), folded=len(rows) > 16)
+
+
+def fallbacks(level: Level) -> Table:
+    """Tensors that did not get the type that the level asks for."""
+    columns = (Column("tensor", "code"), Column("wanted", "text"), Column("got", "text"), Column("reason", "text"))
+    rows = ((text(row.tensor), text(row.wanted), text(row.type), text(row.reason)) for row in level.fallback_tensors)
+    size = len(level.fallback_tensors)
+    return table(
+        f"fallbacks-{level.name}",
+        f"{level.name}: tensors on a fallback type",
+        columns,
+        rows,
+        note=f"{size} of {sum(share.tensors for share in level.types)} tensors could not get the level's type, "
+        "so the file's bits per weight are not what its name says.",
+        folded=size > 8,
+    )
+
+
+def non_finite(result: Result) -> Table:
+    """Where values stop being finite."""
+    columns = (
+        Column("model", "text"),
+        Column("unit", "text"),
+        Column("operation", "code"),
+        Column("with", "code"),
+        Column("first token", "text"),
+        Column("its input reaches"),
+        Column("broken in the file", "code"),
+    )
+    rows = (
+        (
+            text(found.model),
+            text(found.unit or (f"layer {found.layer}" if found.layer is not None else None)),
+            text(found.operation),
+            text(found.tensor or None),
+            text(f"{NA if found.token is None else found.token}, {found.where}"),
+            number(found.input_absmax, significant(found.input_absmax)),
+            text(", ".join(found.broken_weights) or "none"),
+        )
+        for found in result.non_finite
+    )
+    note = (
+        "The first computation whose output is not finite, on the first chunk where that happened. A broken tensor "
+        "must be made or fetched again; an input beyond 65,504 overflows where a matmul is done in 16-bit float."
+    )
+    return table("non-finite", "Values that are not finite", columns, rows, note=note)
+
+
+def extremes(result: Result) -> Table:
+    """Magnitudes that 16-bit float holds barely or not at all."""
+    columns = (
+        Column("what", "text"),
+        Column("name", "code"),
+        Column("layer", "text"),
+        Column("largest magnitude"),
+        Column("of the F16 range"),
+    )
+    said = {"weight": "a weight", "input": "what it is multiplied with", "stream": "the stream"}
+    rows = (
+        (
+            text(said.get(row.what, row.what)),
+            text(row.name),
+            text(None if row.layer is None else str(row.layer)),
+            number(row.absmax, significant(row.absmax)),
+            number(row.absmax / F16_MAX, percent(row.absmax / F16_MAX, 0)),
+        )
+        for row in result.extremes
+    )
+    note = (
+        "Beyond half of 65,504, the largest 16-bit float, in the reference. What stays at 16 bit there should be BF16, "
+        "which has the range of 32-bit float."
+    )
+    return table("extremes", "Values near or beyond 16-bit float", columns, rows, note=note)
+
+
+def shared(result: Result) -> Table:
+    """Matrices that two levels hold alike."""
+    columns = (Column("levels", "text"), Column("identical matrices"), Column("MiB"))
+    rows = (
+        (
+            text(f"{row.a} and {row.b}"),
+            number(row.tensors, f"{count(row.tensors)} of {count(row.of)}"),
+            number(row.bytes, mib(row.bytes)),
+        )
+        for row in result.shared
+    )
+    note = "Byte for byte the same in both files: whatever differs between the two levels is in the other matrices."
+    return table("shared", "Matrices that two files share", columns, rows, note=note)
+
+
+def skipped(result: Result) -> Table:
+    """What could not be measured, and why."""
+    columns = (Column("what", "text"), Column("why", "text"))
+    return table(
+        "skipped", "What is missing, and why", columns, ((text(row.what), text(row.reason)) for row in result.skipped)
+    )
+
+
+def reference(result: Result) -> Table:
+    """The model that everything is compared with."""
+    ref: Reference = result.reference
+    pairs = (
+        ("model", ref.name),
+        ("file", ref.path),
+        ("architecture", ref.architecture),
+        ("normalization", ref.norm_placement),
+        ("layers × width", f"{ref.n_layer} × {ref.n_embd}"),
+        ("vocabulary", count(ref.n_vocab)),
+        ("trained context", count(ref.n_ctx_train)),
+        ("size", f"{mib(ref.bytes)} MiB, {fixed(ref.bpw)} bits per weight"),
+        ("16 bit", "yes" if ref.is_16bit else "no: levels are compared with an already quantized model"),
+    )
+    return _pairs("reference", "Reference", pairs)
+
+
+def settings(result: Result) -> Table:
+    """What was run, enough to run it again."""
+    run = result.settings
+    floor = result.noise_floor
+    pairs = (
+        ("qres", run.qres_version),
+        ("llama-cpp-python", run.llama_cpp),
+        ("system", run.system),
+        ("text for the output", run.text),
+        ("text for ranking units", run.rank_text),
+        ("chunks", f"{run.chunks} of {count(run.n_ctx)} tokens, {run.rank_chunks} more for ranking"),
+        ("scored positions", count(run.scored_tokens)),
+        ("unused tokens", count(run.unused_tokens)),
+        ("massive-activation tokens", f"{count(run.massive_tokens)}, kept out of the medians"),
+        ("noise floor", f"KLD {significant(floor.kld_mean)}, drift {significant(floor.drift_median)}"),
+        ("units", "every unit" if run.units == "all" else f"{run.units}: as many as the default budget allows"),
+        ("threads, GPU layers", f"{run.threads}, {run.n_gpu_layers}"),
+        ("time", f"{count(round(run.elapsed_s))} s"),
+    )
+    return _pairs("settings", "Settings", pairs)
+
+
+def _pairs(name: str, title: str, pairs: tuple[tuple[str, str], ...]) -> Table:
+    columns = (Column("", "text"), Column("value", "text"))
+    return table(name, title, columns, ((text(key), text(value)) for key, value in pairs))
+
+
+def _bpw_note(result: Result) -> str:
+    parts = [
+        f"{level.name} is {fixed(level.bpw)} (named {fixed(level.nominal_bpw)})"
+        for level in result.levels
+        if level.nominal_bpw is not None
+    ]
+    return f"Bits per weight, counted in the file: {', '.join(parts)}." if parts else ""

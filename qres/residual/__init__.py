@@ -1,0 +1,1 @@
+"""The residual stream: found in the graph, captured in runs, compared."""

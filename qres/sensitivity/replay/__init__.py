@@ -1,0 +1,1 @@
+"""llama.cpp's recorded graph once more, in torch and with gradients."""

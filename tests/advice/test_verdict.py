@@ -1,0 +1,412 @@
+"""What to keep at 16 bit and which level to ship: order, cut, noise, confidence, and every way to have no answer."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+
+from qres.advice import verdict
+from qres.advice.keep import NextLevel, UnitDamage, keep_list
+from qres.metrics.output import OutputStats, TokenScores
+from qres.records.result import Level
+from qres.records.stream import NoiseFloor
+from qres.records.units import Keep, KeepCheck
+from tests.examples.result import example
+
+MIB = 2**20
+
+
+def unit(
+    name: str, kld: float, mib: float = 1.0, chunks: int = 8, spread: float = 0.0, type: str = "F16"
+) -> UnitDamage:
+    """A unit with `kld` on average, alternating by `spread` between chunks of 100 tokens."""
+    sums = tuple(100 * (kld + (spread if i % 2 else -spread)) for i in range(chunks))
+    return UnitDamage(name, sums, (100,) * chunks, int(mib * MIB), type)
+
+
+def names(rows: tuple[Keep, ...]) -> list[str]:
+    return [row.unit for row in rows]
+
+
+# ---------------------------------------------------------------- the list
+
+
+def test_keep_list_is_ordered_by_kld_per_byte() -> None:
+    units = [unit("cheap", 0.02, 0.5), unit("big", 0.05, 4), unit("best", 0.03, 0.5), unit("small", 0.02, 1)]
+    rows = keep_list(units, 0.2, None, None)
+    assert names(rows) == ["best", "cheap", "small", "big"]
+    assert [row.kld_recovered for row in rows] == pytest.approx([0.03, 0.02, 0.02, 0.05])
+    assert [row.gap_share for row in rows] == pytest.approx([0.15, 0.1, 0.1, 0.25])
+    assert [row.bytes_added for row in rows] == [MIB // 2, MIB // 2, MIB, 4 * MIB]
+    assert all(row.worth_it for row in rows)
+
+
+def test_keep_list_is_cut_where_the_next_level_is_cheaper() -> None:
+    units = [unit("a", 0.04), unit("b", 0.03), unit("c", 0.02), unit("d", 0.01)]
+    rows = keep_list(units, 0.2, None, NextLevel("Q5_K_M", 0.1, 4 * MIB))  # 0.025 per MiB
+    assert [(row.unit, row.worth_it) for row in rows] == [("a", True), ("b", True), ("c", False), ("d", False)]
+    assert rows[0].reason == "0.04 nats per MiB; Q5_K_M: 0.025"
+    assert rows[2].reason == "0.02 nats per MiB; Q5_K_M: 0.025"
+
+
+def test_keep_list_tie_with_the_next_level_is_not_worth_it() -> None:
+    (row,) = keep_list([unit("a", 0.5)], 1.0, None, NextLevel("Q8_0", 0.5, MIB))
+    assert not row.worth_it
+
+
+def test_keep_list_next_level_without_more_bytes_cuts_nothing() -> None:
+    (row,) = keep_list([unit("a", 0.04)], 0.2, None, NextLevel("Q5_K_M", 0.1, 0))
+    assert row.worth_it
+
+
+def test_keep_list_leaves_out_what_noise_could_explain() -> None:
+    units = [unit("above", 0.0031), unit("below", 0.0029)]
+    assert names(keep_list(units, 0.2, 0.001, None)) == ["above"]
+    assert names(keep_list(units, 0.2, None, None)) == ["above", "below"]
+    assert names(keep_list(units, 0.2, 0.0, None)) == ["above", "below"]
+
+
+def test_keep_list_leaves_out_what_two_standard_errors_could_explain() -> None:
+    # Means alternate by +-spread over 8 chunks: the standard error is spread / sqrt(7).
+    kld = 0.01
+    just = kld * math.sqrt(7) / 2
+    units = [unit("clear", kld, spread=just * 0.99), unit("unclear", kld, spread=just * 1.01)]
+    assert names(keep_list(units, 0.2, None, None)) == ["clear"]
+
+
+def test_keep_list_leaves_out_units_damaged_in_one_chunk_alone() -> None:
+    one = UnitDamage("one", (80.0, *(0.0,) * 7), (100,) * 8, MIB, "F16")
+    assert keep_list([one], 0.2, None, None) == ()
+
+
+def test_keep_list_leaves_out_units_that_cost_nothing_to_keep() -> None:
+    assert keep_list([unit("same", 0.1, mib=0), unit("smaller", 0.1, mib=-1)], 0.2, None, None) == ()
+
+
+def test_keep_list_leaves_out_units_without_damage() -> None:
+    assert keep_list([unit("none", 0.0)], 0.2, None, None) == ()
+
+
+def test_keep_list_leaves_out_units_without_tokens() -> None:
+    assert keep_list([UnitDamage("none", (), (), MIB, "F16")], 0.2, None, None) == ()
+
+
+def test_keep_list_of_nothing() -> None:
+    assert keep_list([], 0.2, 0.001, NextLevel("Q5_K_M", 0.1, MIB)) == ()
+
+
+def test_keep_list_of_a_level_without_damage_has_no_shares() -> None:
+    (row,) = keep_list([unit("a", 0.1)], 0.0, None, None)
+    assert row.gap_share == 0.0
+
+
+def test_keep_list_weighs_chunks_by_their_tokens() -> None:
+    uneven = UnitDamage("a", (10.0, 30.0), (100, 300), MIB, "BF16")
+    (row,) = keep_list([uneven], 1.0, None, None)
+    assert row.kld_recovered == pytest.approx(0.1)
+    assert row.type == "BF16"
+
+
+# ---------------------------------------------------------------- confidence
+
+
+def test_confidence_of_clear_differences_is_1() -> None:
+    rows = keep_list([unit("a", 0.04), unit("b", 0.02)], 0.2, None, NextLevel("Q5_K_M", 0.03, MIB))
+    assert [row.confidence for row in rows] == [1.0, 1.0]
+
+
+def test_confidence_is_low_where_one_chunk_decides() -> None:
+    steady = unit("steady", 0.2)
+    lucky = UnitDamage("lucky", (115.0, *(15.0,) * 7), (100,) * 8, MIB, "F16")  # 0.275 with, 0.15 without that chunk
+    rows = keep_list([steady, lucky], 1.0, None, NextLevel("Q5_K_M", 0.25, MIB))
+    assert [(row.unit, row.worth_it) for row in rows] == [("lucky", True), ("steady", False)]
+    # It is first only where that chunk is drawn at all.
+    assert rows[0].confidence == pytest.approx(1 - (7 / 8) ** 8, abs=0.05)
+    assert rows[1].confidence == 1.0  # never below its second place
+
+
+def test_confidence_of_an_even_race_is_a_half() -> None:
+    # Each is ahead in every other chunk; one byte less puts `a` before `b`, and the cut between them.
+    a = UnitDamage("a", tuple(10.0 + i % 2 for i in range(40)), (100,) * 40, MIB - 1, "F16")
+    b = UnitDamage("b", tuple(11.0 - i % 2 for i in range(40)), (100,) * 40, MIB, "F16")
+    rows = keep_list([a, b], 1.0, None, NextLevel("Q5_K_M", 0.105, MIB))
+    assert [(row.unit, row.worth_it) for row in rows] == [("a", True), ("b", False)]
+    assert rows[0].confidence == pytest.approx(0.5, abs=0.1)
+
+
+def test_confidence_is_the_same_every_time() -> None:
+    units = [
+        UnitDamage(f"{i}.ffn", tuple(10.0 + (i * 7 + j * 3) % 5 for j in range(6)), (100,) * 6, MIB, "F16")
+        for i in range(5)
+    ]
+    first, second = (keep_list(units, 1.0, None, NextLevel("Q5_K_M", 0.121, MIB)) for _ in range(2))
+    assert first == second
+    assert any(row.confidence not in {0.0, 1.0} for row in first)
+
+
+@pytest.mark.parametrize(("chunks", "known"), [(1, False), (2, False), (3, True)])
+def test_confidence_needs_three_chunks(chunks: int, known: bool) -> None:
+    (row,) = keep_list([unit("a", 0.1, chunks=chunks)], 0.2, None, None)
+    assert (row.confidence is not None) == known
+
+
+# ---------------------------------------------------------------- the verdict
+
+REFERENCE = example().reference
+NOISE = NoiseFloor(1e-4, None)
+
+
+def level(
+    name: str,
+    mib: int,
+    *,
+    kld: float | None = 0.05,
+    same_top: float | None = 0.95,
+    ln_ppl: float | None = 0.01,
+    ln_ppl_se: float | None = 0.001,
+    nonfinite: int = 0,
+) -> Level:
+    base = example().levels[1]
+    output = dataclasses.replace(
+        base.output,
+        kld_mean=kld,
+        same_top=same_top,
+        ln_ppl_ratio=ln_ppl,
+        ln_ppl_ratio_se=ln_ppl_se,
+        nonfinite_tokens=nonfinite,
+    )
+    return dataclasses.replace(base, name=name, bytes=mib * MIB, output=output, keep_16bit=(), keep_check=None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "good"),
+    [
+        ({}, True),
+        ({"same_top": 0.90}, True),
+        ({"same_top": 0.8999}, False),
+        ({"ln_ppl": 0.0279}, True),
+        ({"ln_ppl": 0.0281}, False),  # 0.0281 + 2 * 0.001 > 0.03
+        ({"ln_ppl": 0.0, "ln_ppl_se": None}, False),  # one chunk proves nothing
+        ({"ln_ppl": -0.5}, True),
+        ({"same_top": None}, False),
+        ({"ln_ppl": None}, False),
+        ({"nonfinite": 1}, False),
+    ],
+)
+def test_is_good_at_its_bounds(changes: dict[str, float | None], good: bool) -> None:
+    assert verdict.is_good(level("Q4_K_M", 40, **changes)) is good  # type: ignore[arg-type]
+
+
+def test_verdict_is_the_smallest_good_level() -> None:
+    levels = [
+        level("Q8_0", 80, kld=0.001),
+        level("Q4_K_M", 40, same_top=0.8, kld=0.2),
+        level("Q6_K", 60, kld=0.004),
+        level("Q5_K_M", 50, kld=0.01, same_top=0.931, ln_ppl=0.02),
+        level("Q2_K", 20, same_top=0.4, kld=2.0),
+    ]
+    found = verdict.verdict(REFERENCE, levels, NOISE)
+    assert found.level == "Q5_K_M"
+    assert found.headline.startswith(f"Ship Q5_K_M (50 MiB, {50 * MIB / REFERENCE.bytes:.0%} of the reference)")
+    assert "same top token 93.1%, perplexity +2.0%, KLD 0.0100" in found.headline
+    assert "smallest measured level within 90% same top token and less than 3% more perplexity" in found.details
+    assert "Q4_K_M is not (80.0%, +1.0% ± 0.1%)" in found.details
+    assert "100 times the noise floor" in found.details
+    assert found.keep == "Nothing in Q5_K_M needs to stay at 16 bit: no unit's damage stands out of the noise."
+
+
+def test_verdict_of_a_good_level_alone_names_no_other() -> None:
+    found = verdict.verdict(REFERENCE, [level("Q8_0", 80)], NoiseFloor(None, None))
+    assert found.level == "Q8_0"
+    assert found.details == (
+        "It is the smallest measured level within 90% same top token and less than 3% more perplexity, "
+        "two standard errors included."
+    )
+
+
+def test_verdict_tells_the_reasons_for_keeping_nothing_apart() -> None:
+    row = Keep("0.ffn", "F16", 0.01, 0.1, MIB, None, False, "")
+    small = dataclasses.replace(level("Q5_K_M", 50), keep_16bit=(row,))
+    unmapped = dataclasses.replace(small, units=(), keep_16bit=())
+
+    def keep(*levels: Level) -> str:
+        return verdict.verdict(REFERENCE, levels, NOISE).keep
+
+    assert keep(small) == "Nothing in Q5_K_M is sure to be worth keeping at 16 bit: measure a larger level beside it."
+    assert (
+        keep(small, level("Q8_0", 80)) == "Nothing in Q5_K_M is worth keeping at 16 bit: Q8_0 recovers more per byte."
+    )
+    assert keep(unmapped) == "What to keep at 16 bit in Q5_K_M is unknown: its units could not be measured."
+
+
+def test_verdict_says_when_no_gain_shows_on_other_text() -> None:
+    row = Keep("0.ffn", "F16", 0.01, 0.1, MIB, None, True, "")
+    check = KeepCheck(("0.ffn",), 0.1, 0.09, 0.1, MIB, recovered_se=0.06)
+    kept = dataclasses.replace(level("Q5_K_M", 50), keep_16bit=(row,), keep_check=check)
+    assert "no gain shows on other text" in verdict.verdict(REFERENCE, [kept], NOISE).keep
+    sure = dataclasses.replace(kept, keep_check=dataclasses.replace(check, recovered_se=0.01))
+    assert "the KLD falls by 10% on other text" in verdict.verdict(REFERENCE, [sure], NOISE).keep
+
+
+def test_verdict_without_good_level_is_the_least_damaged() -> None:
+    levels = [
+        level("Q3_K_M", 30, same_top=0.7, kld=0.3),
+        level("Q4_0", 42, same_top=0.8, kld=0.1),
+        level("Q4_1", 45, same_top=0.8, kld=0.11),
+    ]
+    found = verdict.verdict(REFERENCE, levels, NOISE)
+    assert found.level == "Q4_0"
+    assert "least damaged" in found.headline
+    assert "not good" in found.headline
+    assert "Ship" not in found.headline
+    assert "measure larger ones" in found.details
+
+
+def test_verdict_leaves_out_levels_without_figures() -> None:
+    dead = level("Q1_0", 10, kld=None, same_top=None, ln_ppl=None, ln_ppl_se=None, nonfinite=2040)
+    bad = level("Q2_K", 20, kld=1.5, same_top=0.4, nonfinite=3)
+    assert verdict.verdict(REFERENCE, [dead, level("Q5_K_M", 50)], NOISE).level == "Q5_K_M"
+    found = verdict.verdict(REFERENCE, [dead, bad], NOISE)
+    assert found.level == "Q2_K"
+    assert found.headline.startswith("Q2_K is the least damaged")
+
+
+def test_verdict_with_missing_figures_still_speaks() -> None:
+    found = verdict.verdict(REFERENCE, [level("Q5_K_M", 50, same_top=None, ln_ppl=None)], NOISE)
+    assert "same top token n/a, perplexity n/a" in found.headline
+
+
+def test_verdict_without_levels() -> None:
+    for levels in ([], [level("Q1_0", 10, kld=None)]):
+        found = verdict.verdict(REFERENCE, levels, NOISE)
+        assert found.level is None
+        assert found.headline == "No level could be measured."
+
+
+def test_verdict_names_what_is_worth_keeping() -> None:
+    four = example().levels[0]
+    found = verdict.verdict(REFERENCE, [four], NOISE)
+    added = (74_608_640 + 3_070_976) / MIB
+    assert found.keep == (
+        f"Keep at 16 bit in Q4_K_M: head, 0.ffn (+{added:.1f} MiB; without their errors, the head's apart, the KLD "
+        "falls by 22% on other text)."
+    )
+
+
+def test_verdict_says_what_was_checked_of_the_list() -> None:
+    four = example().levels[0]
+    rows = four.keep_16bit[1:]  # without the head, everything was checked
+    found = verdict.verdict(REFERENCE, [dataclasses.replace(four, keep_16bit=rows)], NOISE)
+    added = 3_070_976 / MIB
+    assert found.keep == (
+        f"Keep at 16 bit in Q4_K_M: 0.ffn (+{added:.1f} MiB; without their errors the KLD falls by 22% on other text)."
+    )
+    found = verdict.verdict(REFERENCE, [dataclasses.replace(four, keep_16bit=rows, keep_check=None)], NOISE)
+    assert found.keep == f"Keep at 16 bit in Q4_K_M: 0.ffn (+{added:.1f} MiB)."
+
+
+def test_verdict_takes_no_notice_of_a_head_that_is_not_worth_keeping() -> None:
+    four = example().levels[0]
+    head, ffn, *_ = four.keep_16bit
+    rows = (ffn, dataclasses.replace(head, worth_it=False))
+    found = verdict.verdict(REFERENCE, [dataclasses.replace(four, keep_16bit=rows)], NOISE)
+    assert "head" not in found.keep
+    assert "without their errors the KLD falls by 22%" in found.keep
+
+
+def test_verdict_counts_what_does_not_fit_the_line() -> None:
+    row = example().levels[0].keep_16bit[0]
+    keep = tuple(dataclasses.replace(row, unit=f"{i}.ffn", bytes_added=MIB) for i in range(7))
+    found = verdict.verdict(REFERENCE, [dataclasses.replace(level("Q4_K_M", 40), keep_16bit=keep)], NOISE)
+    assert found.keep == "Keep at 16 bit in Q4_K_M: 0.ffn, 1.ffn, 2.ffn, 3.ffn, 4.ffn and 2 more (+7.0 MiB)."
+
+
+# ---------------------------------------------------------------- a reference that predicts nothing
+
+
+def reading(ppl: float | None, name: str = "Q4_K_M", tokens: int = 2040) -> Level:
+    """A level whose reference has this perplexity."""
+    base = level(name, 40)
+    return dataclasses.replace(base, output=dataclasses.replace(base.output, ppl_reference=ppl, tokens=tokens))
+
+
+@pytest.mark.parametrize(
+    ("n_vocab", "ppl", "absurd"),
+    [
+        (49_152, 999.99, False),  # a large vocabulary: 1000
+        (49_152, 1000.0, True),
+        (2_000, 1000.0, True),  # both bounds are the same here
+        (2_000, 999.99, False),
+        (1_998, 999.0, True),  # a small one: half of it
+        (1_998, 998.99, False),
+        (258, 129.01, True),
+        (258, 128.99, False),
+        (258, 317.0, True),  # worse than guessing
+        (49_152, 18.5, False),
+        (49_152, None, True),  # beyond e^700
+        (49_152, 1.0, False),
+    ],
+)
+def test_absurd_reference_at_its_bounds(n_vocab: int, ppl: float | None, absurd: bool) -> None:
+    reference = dataclasses.replace(REFERENCE, n_vocab=n_vocab)
+    why = verdict.absurd_reference(reference, [reading(ppl)])
+    assert bool(why) == absurd
+    if absurd and ppl is None:
+        assert "perplexity beyond all numbers on this text" in why
+    elif absurd:
+        assert f"perplexity of {ppl:,.0f} on this text (guessing has {n_vocab:,})" in why
+
+
+def test_absurd_reference_takes_the_worst_reading() -> None:
+    """Levels leave out different positions, so that each has read the reference at others."""
+    assert verdict.absurd_reference(
+        REFERENCE, [reading(20.0), reading(5000.0, "Q8_0"), reading(None, "Q2_K", tokens=0)]
+    )
+    assert verdict.absurd_reference(REFERENCE, [reading(20.0), reading(30.0, "Q8_0")]) == ""
+
+
+def test_absurd_reference_without_levels_is_unknown() -> None:
+    assert verdict.absurd_reference(REFERENCE, []) == ""
+    assert verdict.absurd_reference(REFERENCE, [reading(None, tokens=0)]) == ""
+
+
+def test_absurd_reference_of_a_perplexity_beyond_all_numbers() -> None:
+    stats = OutputStats()
+    nll = np.full(10, 800.0)
+    stats.update(TokenScores(np.ones(10), nll, nll, np.ones(10, dtype=np.bool_), np.zeros(10), np.zeros(10), 0))
+    lost = dataclasses.replace(level("Q8_0", 40), output=stats.compute())
+    assert lost.output.tokens == 10
+    assert verdict.absurd_reference(REFERENCE, [lost])
+
+
+def test_without_advice_keeps_the_ranking() -> None:
+    four = example().levels[0]
+    assert any(row.worth_it for row in four.keep_16bit)
+    plain = verdict.without_advice(four)
+    assert not any(row.worth_it for row in plain.keep_16bit)
+    back = [
+        dataclasses.replace(row, worth_it=old.worth_it)
+        for row, old in zip(plain.keep_16bit, four.keep_16bit, strict=True)
+    ]
+    assert dataclasses.replace(plain, keep_16bit=tuple(back)) == four  # nothing else was touched
+    assert verdict.without_advice(plain) == plain
+    assert verdict.without_advice(level("Q8_0", 80)).keep_16bit == ()
+
+
+@pytest.mark.parametrize("levels", [[], [level("Q5_K_M", 50)], [example().levels[0], level("Q8_0", 80, kld=0.001)]])
+def test_verdict_of_an_absurd_reference_names_nothing_to_ship(levels: list[Level]) -> None:
+    found = verdict.verdict(REFERENCE, levels, NOISE, "the reference itself has a perplexity of 317")
+    assert found.level is None
+    assert found.headline == "No advice: the reference itself has a perplexity of 317."
+    said = f"{found.headline} {found.keep} {found.details}"
+    assert not any(name in said for name in ("Ship", "Q4_K_M", "Q5_K_M", "Q8_0", "MiB", "head"))
+    assert "qres inspect" in found.details
+
+
+def test_verdict_of_a_sound_reference_is_not_touched_by_the_check() -> None:
+    levels = [level("Q5_K_M", 50)]
+    assert verdict.verdict(REFERENCE, levels, NOISE, "") == verdict.verdict(REFERENCE, levels, NOISE)
+    assert verdict.verdict(REFERENCE, levels, NOISE).level == "Q5_K_M"

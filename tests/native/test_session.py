@@ -1,0 +1,249 @@
+"""The border to llama.cpp: what the callback may do, what happens when native code fails."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from qres.errors import NativeError
+from qres.gguf import model_file
+from qres.native import ggml, worker
+from qres.native.quantizer import planned_types, quantize
+from qres.native.session import Session, SessionOptions
+from qres.quantize.ladder import planned_bytes
+from qres.residual.capture import capture, force, identity_error, inject
+from qres.residual.map import ResidualMap
+from qres.residual.trace import trace
+from tests import tiny
+
+pytestmark = pytest.mark.model
+
+TOKENS = [(7 * i * i + 3 * i + 1) % 128 for i in range(64)]
+OPTIONS = SessionOptions(n_ctx=64, n_threads=1)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.write_llama(tmp_path_factory.mktemp("native") / "tiny.gguf")
+
+
+@pytest.fixture(scope="module")
+def level(model: Path) -> Path:
+    target = model.with_name("level.gguf")
+    quantize(model, target, 15, 1)
+    return target
+
+
+def mapped(session: Session) -> ResidualMap:
+    names = frozenset(tensor.name for tensor in model_file.read(session.path).tensors)
+    return trace(session.record(TOKENS), names, session.n_embd, session.n_vocab, len(TOKENS))
+
+
+class RaisingTap:
+    """Fails in one of the two callback phases, at the 20th node."""
+
+    def __init__(self, phase: str) -> None:
+        self.phase, self.asked = phase, 0
+
+    def ask(self, _address: int) -> bool:
+        self.asked += 1
+        if self.phase == "ask" and self.asked == 20:
+            raise ValueError("inside the callback")
+        return self.asked == 20
+
+    def see(self, _address: int) -> None:
+        raise ValueError("inside the callback")
+
+
+@pytest.mark.parametrize("phase", ["ask", "see"])
+def test_session_raises_what_a_tap_raised(model: Path, phase: str) -> None:
+    """llama.cpp itself would return 0 and logits that are all zero."""
+    with Session(model, OPTIONS) as session:
+        with pytest.raises(ValueError, match="inside the callback"):
+            session.decode(TOKENS, RaisingTap(phase))
+        assert np.ptp(session.decode(TOKENS)[-1]) > 0  # and works again afterwards
+
+
+def test_session_capture_does_not_change_the_logits(model: Path) -> None:
+    with Session(model, OPTIONS) as session:
+        plain = session.decode(TOKENS).copy()
+        _, captured = capture(session, mapped(session), TOKENS)
+        assert np.array_equal(plain, captured)
+
+
+def test_session_record_leaves_no_trace(model: Path) -> None:
+    with Session(model, OPTIONS) as session:
+        plain = session.decode(TOKENS).copy()
+        graph = session.record(TOKENS)
+        assert [graph.nodes[i].ordinal for i in graph.executed] == list(range(len(graph.executed)))
+        assert all(source < node.index for node in graph.nodes for source in node.sources)
+        assert np.array_equal(plain, session.decode(TOKENS))
+
+
+def test_session_refuses_more_tokens_than_its_batch(model: Path) -> None:
+    """llama.cpp would abort the process."""
+    with Session(model, OPTIONS) as session, pytest.raises(NativeError, match="65 tokens do not fit"):
+        session.decode([1] * 65)
+
+
+def test_session_refuses_a_token_the_model_lacks(model: Path) -> None:
+    with Session(model, OPTIONS) as session, pytest.raises(NativeError, match="invalid token"):
+        session.decode([1, 2, 999_999])
+
+
+def test_capture_stream_identity_holds(model: Path) -> None:
+    with Session(model, OPTIONS) as session:
+        rmap = mapped(session)
+        snapshot, _ = capture(session, rmap, TOKENS)
+    assert identity_error(rmap, snapshot) <= 1
+    total = snapshot.stream[0].astype(np.float64) + sum(b.astype(np.float64) for b in snapshot.branches)
+    assert np.allclose(total, snapshot.stream[-1], rtol=0, atol=1e-5)
+
+
+def test_force_of_the_reference_is_exact(model: Path) -> None:
+    with Session(model, OPTIONS) as session:
+        rmap = mapped(session)
+        snapshot, logits = capture(session, rmap, TOKENS)
+        plain = logits.copy()
+        forced = force(session, rmap, TOKENS, snapshot)
+        assert all(not error.any() for error in forced.errors)
+        assert np.array_equal(forced.logits, plain)
+
+
+def test_inject_nothing_and_everything(model: Path, level: Path) -> None:
+    """No error changes nothing; the error of one branch changes what lies behind it and nothing before."""
+    with Session(model, OPTIONS) as session, Session(level, OPTIONS) as quantized:
+        rmap = mapped(session)
+        snapshot, logits = capture(session, rmap, TOKENS)
+        plain = logits.copy()
+        forced = force(quantized, mapped(quantized), TOKENS, snapshot)
+        zero = {i: np.zeros_like(error) for i, error in enumerate(forced.errors)}
+        assert np.array_equal(inject(session, rmap, TOKENS, zero), plain)
+        last = len(rmap.branches)
+        one = inject(session, rmap, TOKENS, {last: forced.errors[last]}).copy()
+        assert not np.array_equal(one, plain)
+
+
+def test_inject_equals_the_change_it_stands_for(model: Path, tmp_path: Path) -> None:
+    """A model with one changed tensor, and the reference with that branch's error injected, give the same logits."""
+
+    def change(name: str, values: tiny.Floats) -> tuple[np.ndarray, None]:
+        return tiny.keep(name, values * 1.25 if name == "blk.1.ffn_down.weight" else values)[0], None
+
+    changed = tiny.write_llama(tmp_path / "changed.gguf", change=change)
+    with Session(model, OPTIONS) as session, Session(changed, OPTIONS) as other:
+        rmap = mapped(session)
+        snapshot, _ = capture(session, rmap, TOKENS)
+        forced = force(other, mapped(other), TOKENS, snapshot)
+        assert [i for i, error in enumerate(forced.errors) if error.any()] == [len(rmap.branches)]
+        injected = inject(session, rmap, TOKENS, dict(enumerate(forced.errors))).copy()
+        assert np.abs(injected - other.decode(TOKENS)).max() < 1e-4
+
+
+def test_quantizer_dry_run_tells_the_size(model: Path, level: Path) -> None:
+    told = planned_bytes(model_file.read(model), planned_types(model, 15, 1))
+    assert told == model_file.read(level).tensor_bytes
+
+
+def test_quantizer_refuses_its_own_source(model: Path, tmp_path: Path) -> None:
+    """llama.cpp would destroy the source and die with SIGBUS."""
+    link = tmp_path / "link.gguf"
+    link.symlink_to(model)
+    before = model.read_bytes()
+    for target in (model, link):
+        with pytest.raises(NativeError, match="onto itself"):
+            quantize(model, target, 15, 1)
+    assert model.read_bytes() == before
+
+
+def test_quantizer_removes_a_partial_file(model: Path, tmp_path: Path) -> None:
+    def poisoned(name: str, values: tiny.Floats) -> tuple[np.ndarray, None]:
+        if name == "blk.1.ffn_down.weight":
+            values = np.full_like(values, np.nan)
+        return tiny.keep(name, values)[0], None
+
+    source = tiny.write_llama(tmp_path / "nan.gguf", change=poisoned)
+    with pytest.raises(NativeError, match="invalid data"):
+        quantize(source, tmp_path / "out.gguf", 15, 1)
+    assert not (tmp_path / "out.gguf").exists()
+
+
+# -- the worker process
+
+
+def work_crash(_emit: Callable[[object], None], number: int) -> None:
+    os.write(2, b"ggml.c:1234: GGML_ASSERT(something) failed\n")
+    os.kill(os.getpid(), number)
+
+
+def work_segfault(_emit: Callable[[object], None]) -> None:
+    ctypes.string_at(0)
+
+
+def work_fails(_emit: Callable[[object], None]) -> None:
+    raise NativeError("told", "hint")
+
+
+def work_bug(_emit: Callable[[object], None]) -> None:
+    raise KeyError("a bug")
+
+
+def work_counts(emit: Callable[[object], None], n: int) -> int:
+    for i in range(n):
+        emit(i)
+    return n * n
+
+
+def test_worker_brings_events_and_result() -> None:
+    events: list[int] = []
+    assert worker.run(work_counts, events.append, 5) == 25
+    assert events == [0, 1, 2, 3, 4]
+
+
+def test_worker_turns_an_abort_into_its_last_words() -> None:
+    with pytest.raises(NativeError, match=r"died with SIGABRT: ggml.c:1234: GGML_ASSERT\(something\) failed"):
+        worker.run(work_crash, lambda _: None, 6)
+
+
+def test_worker_turns_a_segfault_into_an_error() -> None:
+    with pytest.raises(NativeError, match="died with SIGSEGV"):
+        worker.run(work_segfault, lambda _: None)
+
+
+def test_worker_killed_from_outside_hints_at_memory() -> None:
+    with pytest.raises(NativeError, match="out of memory"):
+        worker.run(work_crash, lambda _: None, 9)
+
+
+def test_worker_passes_errors_on() -> None:
+    with pytest.raises(NativeError) as caught:
+        worker.run(work_fails, lambda _: None)
+    assert (caught.value.message, caught.value.hint, caught.value.exit_code) == ("told", "hint", 5)
+
+
+def test_worker_names_a_bug() -> None:
+    with pytest.raises(NativeError, match="internal error: KeyError: 'a bug'"):
+        worker.run(work_bug, lambda _: None)
+
+
+def test_worker_dies_when_a_listener_fails() -> None:
+    def fail(_event: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        worker.run(work_counts, fail, 10**9)
+
+
+def test_layout_is_checked(model: Path) -> None:
+    """The struct that import checked also reads a real graph: weights keep their names and shapes."""
+    with Session(model, OPTIONS) as session:
+        graph = session.record(TOKENS)
+    leaves = {node.name: node for node in graph.nodes if node.is_leaf}
+    down = leaves["blk.0.ffn_down.weight"]
+    assert down.ne == (tiny.N_FF, tiny.N_EMBD, 1, 1)
+    assert ctypes.sizeof(ggml.CTensor) >= 300
