@@ -33,7 +33,7 @@ class TypeTraits:
 
 
 @dataclass(frozen=True)
-class Level:
+class LevelSpec:
     """A recipe that llama.cpp's quantizer knows by name."""
 
     name: str
@@ -130,42 +130,42 @@ FALLBACK: dict[str, str] = {
 
 # Bits per weight: Llama-3.1-8B, from llama.cpp's tools/quantize/README.md. Where that has none: Q4_0, Q4_1, Q5_0, Q5_1
 # reckoned for the same model (its head is Q6_K), the others those of the base type, as llama-quantize lists them.
-LEVELS: tuple[Level, ...] = (
-    Level("Q1_0", 40, 1.125, "Q1_0"),
-    Level("TQ1_0", 36, 1.69, "TQ1_0"),
-    Level("IQ1_S", 24, 2.0042, "IQ1_S", needs_imatrix=True),
-    Level("TQ2_0", 37, 2.06, "TQ2_0"),
-    Level("IQ1_M", 31, 2.1460, "IQ1_M", needs_imatrix=True),
-    Level("Q2_0", 41, 2.25, "Q2_0"),
-    Level("IQ2_XXS", 19, 2.3824, "IQ2_XXS", needs_imatrix=True),
-    Level("IQ2_XS", 20, 2.5882, "IQ2_XS", needs_imatrix=True),
-    Level("IQ2_S", 28, 2.7403, "IQ2_XS", needs_imatrix=True),
-    Level("IQ2_M", 29, 2.9294, "IQ2_S", needs_imatrix=True),
-    Level("Q2_K_S", 21, 2.9697, "Q2_K", needs_imatrix=True),
-    Level("Q2_K", 10, 3.1593, "Q2_K"),
-    Level("IQ3_XXS", 23, 3.2548, "IQ3_XXS", needs_imatrix=True),
-    Level("IQ3_XS", 22, 3.4977, "IQ3_S", needs_imatrix=True),  # its middle layers' ffn_gate and ffn_up are IQ3_XXS
-    Level("Q3_K_S", 11, 3.6429, "Q3_K"),
-    Level("IQ3_S", 26, 3.6606, "IQ3_S"),
-    Level("IQ3_M", 27, 3.7628, "IQ3_S"),
-    Level("Q3_K_M", 12, 3.9960, "Q3_K"),
-    Level("MXFP4_MOE", 38, 4.25, "MXFP4"),
-    Level("Q3_K_L", 13, 4.2979, "Q3_K"),
-    Level("IQ4_XS", 30, 4.4597, "IQ4_XS"),
-    Level("Q4_0", 2, 4.6357, "Q4_0"),
-    Level("Q4_K_S", 14, 4.6672, "Q4_K"),
-    Level("IQ4_NL", 25, 4.6818, "IQ4_NL"),
-    Level("Q4_K_M", 15, 4.8944, "Q4_K"),
-    Level("Q4_1", 3, 5.1030, "Q4_1"),
-    Level("Q5_0", 8, 5.5703, "Q5_0"),
-    Level("Q5_K_S", 16, 5.5704, "Q5_K"),
-    Level("Q5_K_M", 17, 5.7036, "Q5_K"),
-    Level("Q5_1", 9, 6.0376, "Q5_1"),
-    Level("Q6_K", 18, 6.5633, "Q6_K"),
-    Level("Q8_0", 7, 8.5008, "Q8_0"),
-    Level("F16", 1, 16.0005, "F16"),
-    Level("BF16", 32, 16.0005, "BF16"),
-    Level("F32", 0, 32.0, "F32"),
+LEVELS: tuple[LevelSpec, ...] = (
+    LevelSpec("Q1_0", 40, 1.125, "Q1_0"),
+    LevelSpec("TQ1_0", 36, 1.69, "TQ1_0"),
+    LevelSpec("IQ1_S", 24, 2.0042, "IQ1_S", needs_imatrix=True),
+    LevelSpec("TQ2_0", 37, 2.06, "TQ2_0"),
+    LevelSpec("IQ1_M", 31, 2.1460, "IQ1_M", needs_imatrix=True),
+    LevelSpec("Q2_0", 41, 2.25, "Q2_0"),
+    LevelSpec("IQ2_XXS", 19, 2.3824, "IQ2_XXS", needs_imatrix=True),
+    LevelSpec("IQ2_XS", 20, 2.5882, "IQ2_XS", needs_imatrix=True),
+    LevelSpec("IQ2_S", 28, 2.7403, "IQ2_XS", needs_imatrix=True),
+    LevelSpec("IQ2_M", 29, 2.9294, "IQ2_S", needs_imatrix=True),
+    LevelSpec("Q2_K_S", 21, 2.9697, "Q2_K", needs_imatrix=True),
+    LevelSpec("Q2_K", 10, 3.1593, "Q2_K"),
+    LevelSpec("IQ3_XXS", 23, 3.2548, "IQ3_XXS", needs_imatrix=True),
+    LevelSpec("IQ3_XS", 22, 3.4977, "IQ3_S", needs_imatrix=True),  # its middle layers' ffn_gate and ffn_up are IQ3_XXS
+    LevelSpec("Q3_K_S", 11, 3.6429, "Q3_K"),
+    LevelSpec("IQ3_S", 26, 3.6606, "IQ3_S"),
+    LevelSpec("IQ3_M", 27, 3.7628, "IQ3_S"),
+    LevelSpec("Q3_K_M", 12, 3.9960, "Q3_K"),
+    LevelSpec("MXFP4_MOE", 38, 4.25, "MXFP4"),
+    LevelSpec("Q3_K_L", 13, 4.2979, "Q3_K"),
+    LevelSpec("IQ4_XS", 30, 4.4597, "IQ4_XS"),
+    LevelSpec("Q4_0", 2, 4.6357, "Q4_0"),
+    LevelSpec("Q4_K_S", 14, 4.6672, "Q4_K"),
+    LevelSpec("IQ4_NL", 25, 4.6818, "IQ4_NL"),
+    LevelSpec("Q4_K_M", 15, 4.8944, "Q4_K"),
+    LevelSpec("Q4_1", 3, 5.1030, "Q4_1"),
+    LevelSpec("Q5_0", 8, 5.5703, "Q5_0"),
+    LevelSpec("Q5_K_S", 16, 5.5704, "Q5_K"),
+    LevelSpec("Q5_K_M", 17, 5.7036, "Q5_K"),
+    LevelSpec("Q5_1", 9, 6.0376, "Q5_1"),
+    LevelSpec("Q6_K", 18, 6.5633, "Q6_K"),
+    LevelSpec("Q8_0", 7, 8.5008, "Q8_0"),
+    LevelSpec("F16", 1, 16.0005, "F16"),
+    LevelSpec("BF16", 32, 16.0005, "BF16"),
+    LevelSpec("F32", 0, 32.0, "F32"),
 )
 """Every level that llama.cpp can make, smallest first."""
 
@@ -187,7 +187,7 @@ LADDER = (
 )
 """Levels that recipes are compared with: the usual ones that need no importance matrix, about smallest first."""
 
-LEVELS_BY_NAME: dict[str, Level] = {level.name: level for level in LEVELS}
+LEVELS_BY_NAME: dict[str, LevelSpec] = {level.name: level for level in LEVELS}
 _ALIASES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}  # as llama-quantize takes them
 
 _FTYPE_NAMES = {level.ftype: level.name for level in LEVELS} | {
@@ -203,7 +203,7 @@ _FTYPE_NAMES = {level.ftype: level.name for level in LEVELS} | {
 _FTYPE_GUESSED = 1024  # LLAMA_FTYPE_GUESSED: a flag, not part of the number
 
 
-def parse(name: str) -> Level:
+def parse(name: str) -> LevelSpec:
     """The level of that name, in any case; `Q4_K` means `Q4_K_M`, as for llama-quantize.
 
     Raises:

@@ -62,7 +62,7 @@ def test_parse_finds_the_level(text: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("level", levels.LEVELS, ids=lambda level: level.name)
-def test_parse_knows_every_level(level: levels.Level) -> None:
+def test_parse_knows_every_level(level: levels.LevelSpec) -> None:
     assert levels.parse(level.name.lower()) is level
     assert levels.name_of_ftype(level.ftype) == level.name
 

@@ -605,7 +605,7 @@ def inventory(level: str, tensors: tuple[Tensor, ...]) -> Inventory:
 
 @searched
 @given(st.sampled_from(levels.LEVELS), st.lists(ROWS.filter(lambda row: row > 32), min_size=1, max_size=4))
-def test_fallbacks_read_back_what_the_choice_of_types_did(level: levels.Level, rows: list[int]) -> None:
+def test_fallbacks_read_back_what_the_choice_of_types_did(level: levels.LevelSpec, rows: list[int]) -> None:
     assume(levels.TYPE_TRAITS[level.base].block_size == 256)
     made = [levels.fitting_type(level.base, row) for row in rows]
     tensors = tuple(tensor((row, 2), type, f"{i}.weight") for i, (row, type) in enumerate(zip(rows, made, strict=True)))

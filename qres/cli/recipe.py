@@ -15,7 +15,7 @@ from qres.errors import InputError, UsageError
 if TYPE_CHECKING:
     from qres.gguf.imatrix import Imatrix
     from qres.gguf.inventory import Inventory
-    from qres.levels import Level
+    from qres.levels import LevelSpec
     from qres.recipes.choices import Choices
     from qres.recipes.given import Deviation
     from qres.recipes.refine import RefineOptions
@@ -259,7 +259,7 @@ def _sources(
     return (source.read_text(text),) if text else tuple(source.built_in(part) for part in built_in)
 
 
-def _levels(names: str | None, matrix: Imatrix | None) -> tuple[Level, ...] | None:
+def _levels(names: str | None, matrix: Imatrix | None) -> tuple[LevelSpec, ...] | None:
     from qres.pipeline.candidates import levels_to_make
 
     if names is None:

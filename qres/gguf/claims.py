@@ -69,7 +69,7 @@ def main_type(inventory: Inventory) -> str:
     return max(weights, key=weights.__getitem__, default="")
 
 
-def _is_mostly(level: levels.Level, matrices: list[Tensor]) -> bool:
+def _is_mostly(level: levels.LevelSpec, matrices: list[Tensor]) -> bool:
     """No type holds more weights than the base type with its fallbacks."""
     weights: Counter[str] = Counter()
     for tensor in matrices:

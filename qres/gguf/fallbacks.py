@@ -41,7 +41,7 @@ def fallbacks(inventory: Inventory) -> tuple[Fallback, ...]:
     return tuple(found)
 
 
-def _wanted(tensor: Tensor, level: levels.Level) -> str | None:
+def _wanted(tensor: Tensor, level: levels.LevelSpec) -> str | None:
     """The type that the level asked for where `tensor.type` is its fallback."""
     if levels.TYPE_TRAITS[level.base].block_size != 256:
         # Q4_0 to Q5_1: llama.cpp takes a 256-block type for the head only, and mixes in other 32-block types by choice.

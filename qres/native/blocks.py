@@ -139,7 +139,7 @@ def type_id(type_name: str) -> int:
 def requires_importance(type_name: str) -> bool:
     """Whether ggml makes the type only with an importance matrix.
 
-    llama-quantize asks for one for some more types, where ggml would do without: see `levels.Level.needs_imatrix`.
+    llama-quantize asks for one for some more types, where ggml would do without: see `levels.LevelSpec.needs_imatrix`.
     """
     return bool(_requires_imatrix(_makeable(type_name).id))
 

@@ -13,7 +13,7 @@ from qres.files import Stamp
 from qres.gguf import claims, difference
 from qres.gguf.imatrix import Imatrix
 from qres.gguf.inventory import Inventory
-from qres.levels import Level
+from qres.levels import LevelSpec
 from qres.printable import show
 from qres.quantize.cache import level_file
 from qres.records.files import SharedTensors
@@ -57,7 +57,7 @@ def _by_size(candidates: Iterable[Candidate]) -> list[Candidate]:
     return sorted(candidates, key=lambda candidate: candidate.inventory.file_bytes)
 
 
-def levels_to_make(names: Sequence[str], *, with_imatrix: bool = False) -> tuple[Level, ...]:
+def levels_to_make(names: Sequence[str], *, with_imatrix: bool = False) -> tuple[LevelSpec, ...]:
     """The levels of these names, each once.
 
     Raises:
@@ -90,7 +90,7 @@ def require_16bit(reference: Inventory) -> None:
 
 def made(
     reference: Inventory,
-    wanted: Sequence[Level],
+    wanted: Sequence[LevelSpec],
     folder: Path,
     threads: int,
     listener: Listener,

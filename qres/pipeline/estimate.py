@@ -11,7 +11,7 @@ import psutil
 
 from qres.gguf import model_file
 from qres.gguf.inventory import Inventory
-from qres.levels import TYPE_TRAITS, Level
+from qres.levels import TYPE_TRAITS, LevelSpec
 
 GIB = 2**30
 _PROCESSES = 415 * 2**20
@@ -61,7 +61,7 @@ class Estimate:
 def estimate(
     reference: Inventory,
     given: Sequence[Inventory],
-    wanted: Sequence[Level],
+    wanted: Sequence[LevelSpec],
     n_ctx: int,
     rank_chunks: int,
     context: tuple[int, int] | None,
@@ -101,7 +101,7 @@ def estimate(
     )
 
 
-def level_bytes(reference: Inventory, level: Level) -> int:
+def level_bytes(reference: Inventory, level: LevelSpec) -> int:
     """About what a level will take: its base type for every matrix, fallbacks included, and 6 bits for the head.
 
     llama.cpp's recipes also give some tensors more; that is a few percent. MXFP4_MOE is for experts, the rest of the

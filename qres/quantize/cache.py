@@ -19,7 +19,7 @@ from qres.gguf import model_file
 from qres.gguf.difference import shape_difference
 from qres.gguf.imatrix import Imatrix
 from qres.gguf.inventory import Inventory
-from qres.levels import Level
+from qres.levels import LevelSpec
 from qres.quantize import ladder
 from qres.quantize.make import OnProgress, make_file
 
@@ -31,7 +31,7 @@ def default_folder() -> Path:
 
 
 def level_path(
-    folder: Path, reference: Inventory, digest: str, level: Level, quantizer: str, imatrix: Imatrix | None = None
+    folder: Path, reference: Inventory, digest: str, level: LevelSpec, quantizer: str, imatrix: Imatrix | None = None
 ) -> Path:
     """Where a level of a reference lies: the folder is named by the reference's content and the quantizer's version.
 
@@ -44,7 +44,7 @@ def level_path(
 
 def make(
     reference: Inventory,
-    level: Level,
+    level: LevelSpec,
     target: Path,
     threads: int,
     on_progress: OnProgress,
@@ -107,7 +107,7 @@ def _lock(target: Path, note: Callable[[str], None]) -> Iterator[None]:
         lock.release()
 
 
-def _cached(target: Path, reference: Inventory, level: Level) -> Inventory | None:
+def _cached(target: Path, reference: Inventory, level: LevelSpec) -> Inventory | None:
     """The level that is there; None for one that is damaged, or from an interrupted copy: it is made again."""
     if target.exists():
         with suppress(InputError, NativeError):
@@ -115,7 +115,7 @@ def _cached(target: Path, reference: Inventory, level: Level) -> Inventory | Non
     return None
 
 
-def _verified(path: Path, reference: Inventory, level: Level) -> Inventory:
+def _verified(path: Path, reference: Inventory, level: LevelSpec) -> Inventory:
     """The inventory of a made level, when it is whole and what was asked for."""
     inventory = model_file.read(path)
     difference = shape_difference(reference, inventory)
@@ -129,7 +129,7 @@ def _verified(path: Path, reference: Inventory, level: Level) -> Inventory:
 def level_file(
     reference: Inventory,
     digest: str,
-    level: Level,
+    level: LevelSpec,
     folder: Path,
     threads: int,
     listener: Listener,

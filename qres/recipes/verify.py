@@ -13,7 +13,7 @@ from qres.files import require_unchanged, stamp
 from qres.gguf.difference import content_digest, shape_difference, tokenizer_difference, vector_difference
 from qres.gguf.imatrix import Imatrix
 from qres.gguf.inventory import Inventory
-from qres.levels import Level
+from qres.levels import LevelSpec
 from qres.measure.job import Compared, ComparisonJob
 from qres.metrics.means import paired_se
 from qres.native import worker
@@ -63,7 +63,7 @@ def require_built(recipe: Recipe, reference: Inventory, built: Inventory) -> Non
 def verify(
     reference: Inventory,
     built: Sequence[tuple[Recipe, Inventory]],
-    wanted: Sequence[Level] | None,
+    wanted: Sequence[LevelSpec] | None,
     imatrix: Imatrix | None,
     options: VerifyOptions,
     listener: Listener,
@@ -118,7 +118,11 @@ def verify(
 
 
 def _levels(
-    reference: Inventory, wanted: Sequence[Level], imatrix: Imatrix | None, options: VerifyOptions, listener: Listener
+    reference: Inventory,
+    wanted: Sequence[LevelSpec],
+    imatrix: Imatrix | None,
+    options: VerifyOptions,
+    listener: Listener,
 ) -> list[Inventory]:
     """The levels, from the cache or made now."""
     if not wanted:

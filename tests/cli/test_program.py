@@ -16,7 +16,7 @@ from gguf import GGUFWriter
 
 from qres.cli.program import main
 from qres.errors import InputError, NativeError, QresError, UnsupportedError, UsageError
-from qres.levels import Level
+from qres.levels import LevelSpec
 from qres.measure.job import Preflight
 from qres.pipeline import demo
 from qres.pipeline import run as scan_module
@@ -187,7 +187,7 @@ def test_scan_makes_a_level_once_whatever_it_is_called(
 ) -> None:
     made: list[tuple[str, Path]] = []
 
-    def refuse(_reference: object, level: Level, target: Path, *_: object) -> None:
+    def refuse(_reference: object, level: LevelSpec, target: Path, *_: object) -> None:
         made.append((level.name, target))
         raise NativeError("odd")
 

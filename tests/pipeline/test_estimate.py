@@ -88,7 +88,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Inventory:
     return model_file.read(tiny.write_llama(tmp_path / "tiny.gguf"))
 
 
-def total(model: Inventory, *wanted: levels.Level, n_ctx: int = 512, context: tuple[int, int] | None = None) -> int:
+def total(model: Inventory, *wanted: levels.LevelSpec, n_ctx: int = 512, context: tuple[int, int] | None = None) -> int:
     return estimate.estimate(model, (), wanted, n_ctx, 4, context, Path("cache")).memory
 
 
@@ -143,7 +143,7 @@ def write_wide(path: Path, monkeypatch: pytest.MonkeyPatch, n_embd: int, n_ff: i
     return model_file.read(tiny.write_llama(path, n_layer=n_layer))
 
 
-def llama_bytes(model: Inventory, level: levels.Level) -> int:
+def llama_bytes(model: Inventory, level: levels.LevelSpec) -> int:
     """What the quantizer's dry run says."""
     from qres.native.quantizer import planned_types
 
@@ -155,7 +155,7 @@ MAKEABLE = [level for level in levels.LEVELS if not level.needs_imatrix]
 
 @pytest.mark.model
 @pytest.mark.parametrize("level", MAKEABLE, ids=lambda level: level.name)
-def test_level_bytes_are_llama_cpps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, level: levels.Level) -> None:
+def test_level_bytes_are_llama_cpps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, level: levels.LevelSpec) -> None:
     model = write_wide(tmp_path / "wide.gguf", monkeypatch, 256, 768, 8)
     assert estimate.level_bytes(model, level) == pytest.approx(llama_bytes(model, level), rel=0.12)
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qres.errors import UsageError
-from qres.levels import LEVELS, Level
+from qres.levels import LEVELS, LevelSpec
 from qres.recipes.budget import Budget, parse
 
 
@@ -44,7 +44,7 @@ def test_every_form(text: str, budget: Budget) -> None:
 
 
 @pytest.mark.parametrize("level", LEVELS, ids=lambda level: level.name)
-def test_every_level_can_be_named(level: Level) -> None:
+def test_every_level_can_be_named(level: LevelSpec) -> None:
     assert parse(f"same-as:{level.name}").level == level.name
 
 
