@@ -67,8 +67,10 @@ class CrashError(NativeError):
 
     Attributes:
         killed: Someone else ended it (SIGKILL, SIGTERM): the user, or the system for want of memory.
+        working: The model that worked last; empty before any did.
     """
 
-    def __init__(self, message: str, hint: str = "", *, killed: bool = False) -> None:
+    def __init__(self, message: str, hint: str = "", *, killed: bool = False, working: str = "") -> None:
         super().__init__(message, hint)
         self.killed = killed
+        self.working = working

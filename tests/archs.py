@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import pickle
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,6 +20,7 @@ from typing import Any
 import pytest
 
 from qres.errors import NativeError
+from qres.events import Listener, Logged
 from qres.native import worker
 
 SHARED = Path(os.environ.get("QRES_SHARED", Path(__file__).resolve().parents[2] / "shared"))
@@ -67,13 +71,41 @@ def in_worker(work: Callable[..., None], folder: Path) -> dict[str, Any]:
 
 def _share(work: Callable[..., None], folder: Path, left: list[str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
+    kept = folder / f"{left[0]}.found" if left else folder
     while left:  # a crash ends the worker: go on behind the model that crashed
+        kept.unlink(missing_ok=True)
         try:
-            worker.run(work, lambda event: found.update([event]), left, folder)
+            worker.run(_Share(work, left, folder, kept), Logged())
         except NativeError as error:
+            found |= dict(_read(kept))
             found[list(found)[-1]] = error
+        found |= {name: value for name, value in _read(kept) if name not in found}
         left = [name for name in left if name not in found]
     return found
+
+
+@dataclass(frozen=True)
+class _Share:
+    """Work on some models in the worker process; what is found goes to a file, which outlives a crash."""
+
+    function: Callable[..., None]
+    left: list[str]
+    folder: Path
+    kept: Path
+
+    def work(self, _listener: Listener) -> None:
+        with self.kept.open("ab", buffering=0) as file:
+            self.function(lambda pair: file.write(pickle.dumps(pair)), self.left, self.folder)
+
+
+def _read(kept: Path) -> list[tuple[str, Any]]:
+    """Pairs of a name and what was found, in order; the last one of a name counts."""
+    found = {}
+    with kept.open("rb") as file, suppress(EOFError):
+        while True:
+            name, value = pickle.load(file)
+            found[name] = value
+    return list(found.items())
 
 
 def make(name: str, folder: Path) -> Path:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pytest
 
 from qres.errors import InputError
+from qres.events import Logged
 from qres.measure.job import Job, Measured
 from qres.measure.passes import measure
 from qres.metrics.output import OutputStats, score, score_reference
@@ -66,7 +67,7 @@ def job(folder: Path, names: list[str], text: source.Source, chunks: int, **chan
 def measured(folder: Path, expected: dict[str, Any]) -> Measured:
     """All three levels on the text that llama-perplexity read."""
     text = source.read_text(archs.need("models/check.txt"))
-    return measure(lambda _: None, job(folder, list(LEVELS), text, 10_000, with_noise_floor=True))
+    return measure(job(folder, list(LEVELS), text, 10_000, with_noise_floor=True), Logged())
 
 
 def test_smollm2_files_are_the_expected_ones(folder: Path, expected: dict[str, Any]) -> None:
@@ -145,7 +146,7 @@ def test_smollm2_noise_floor_is_far_below_every_level(measured: Measured) -> Non
 def test_smollm2_single_damages_add_up(folder: Path) -> None:
     """Every unit alone, on one chunk: the sum is within 15 % of the level's own damage there."""
     text = source.built_in("report")
-    found = measure(lambda _: None, job(folder, ["Q4_K_M"], text, 1, all_units=True))
+    found = measure(job(folder, ["Q4_K_M"], text, 1, all_units=True), Logged())
     level = found.levels[0]
     assert level.additivity is not None
     assert all(unit.kld is not None for unit in level.units)

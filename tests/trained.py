@@ -28,6 +28,7 @@ from torch.nn import functional
 from qres.files import whole_file
 from qres.gguf import model_file
 from qres.gguf.inventory import Inventory
+from qres.quantize.original import Original, original
 from qres.recipes.choices import Choices
 from qres.records import as_json
 from qres.records.result import Result
@@ -226,6 +227,11 @@ class Scanned:
         return self.folder / "reports" / "trained"
 
     @property
+    def original(self) -> Original:
+        """What files are made from, on one thread and without an importance matrix."""
+        return original(self.inventory, None, 1)
+
+    @property
     def held(self) -> source.Source:
         """The text."""
         return source.read_text(self.folder / "held.txt")
@@ -265,22 +271,3 @@ def _mixed(whole: bytes) -> bytes:
     """
     parts = whole.split(b"\n\n")
     return b"\n\n".join(parts[i] for i in np.random.default_rng(0).permutation(len(parts)))
-
-
-class Quiet:
-    """A listener that keeps warnings."""
-
-    def __init__(self) -> None:
-        self.warnings: list[str] = []
-
-    def stage(self, title: str, total: int | None) -> None:
-        pass
-
-    def step(self, done: int, total: int, doing: str = "") -> None:
-        pass
-
-    def note(self, text: str) -> None:
-        pass
-
-    def warn(self, text: str) -> None:
-        self.warnings.append(text)

@@ -50,7 +50,7 @@ def scan_values(inventory: Inventory, threads: int) -> tuple[TensorValues, ...]:
     from qres.gguf.magnitudes import scan
 
     with RichListener() as listener:
-        listener.stage("reading weights, MiB", None)
+        listener.stage("reading weights, MiB")
         return scan(inventory, lambda done, total: listener.step(done >> 20, total >> 20), threads)
 
 

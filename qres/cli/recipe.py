@@ -14,8 +14,8 @@ from qres.errors import InputError, UsageError
 
 if TYPE_CHECKING:
     from qres.gguf.imatrix import Imatrix
-    from qres.gguf.inventory import Inventory
     from qres.levels import LevelSpec
+    from qres.quantize.original import Original
     from qres.recipes.choices import Choices
     from qres.recipes.given import Deviation
     from qres.recipes.refine import RefineOptions
@@ -143,11 +143,11 @@ def build(
     from qres.recipes import files
 
     plan = files.load(recipe)
-    reference, matrix = _model(model, plan, imatrix)
+    original = _model(model, plan, imatrix, threads)
     with RichListener() as listener:
         if out.exists() and recipe.samefile(out):
             raise InputError(f"{out} is the recipe and would be overwritten", "choose another place with -o")
-        built = building.build(reference, plan, out, matrix, min(threads, THREADS), listener, force=force)
+        built = building.build(original, plan, out, listener, force=force)
         files.update(replace(plan, built=built), recipe)
     recipe_view.show_built(plan, built)
 
@@ -189,9 +189,9 @@ def verify(
     from qres.recipes.verify import VerifyOptions, require_built
 
     plan = files.load(recipe)
-    reference, matrix = _model(model, plan, imatrix)
+    original = _model(model, plan, imatrix, threads)
     made = model_file.read(built)
-    require_built(plan, reference, made)
+    require_built(plan, original.reference, made)
     options = VerifyOptions(
         sources=_sources(text, tokens),
         chunks=chunks,
@@ -200,8 +200,8 @@ def verify(
         cache=cache or default_folder(),
     )
     with RichListener() as listener:
-        wanted = _levels(level_names, matrix)
-        (found,) = verifying.verify(reference, [(plan, made)], wanted, matrix, options, listener)
+        wanted = _levels(level_names, original.imatrix)
+        (found,) = verifying.verify(original, [(plan, made)], wanted, options, listener)
         files.update(replace(plan, verification=found), recipe)
     recipe_view.show_verification(plan, found, recipe)
 
@@ -227,15 +227,16 @@ def _refined(
     from qres.cli.terminal import RichListener
     from qres.recipes.refine import refine
 
-    reference, matrix = _model(path, found, imatrix)
+    original = _model(path, found, imatrix, options.threads)
     with RichListener() as listener:
-        return refine(choices, found, wishes, reference, matrix, options, listener)
+        return refine(choices, found, wishes, original, options, listener)
 
 
-def _model(path: Path, recipe: Recipe, imatrix: Path | None) -> tuple[Inventory, Imatrix | None]:
+def _model(path: Path, recipe: Recipe, imatrix: Path | None, threads: int) -> Original:
     """The model and the importance matrix, both checked to be the recipe's."""
     from qres.gguf import model_file
     from qres.gguf.imatrix import read
+    from qres.quantize.original import original
     from qres.recipes.build import require_imatrix, require_model
 
     reference = model_file.read(path)
@@ -244,7 +245,7 @@ def _model(path: Path, recipe: Recipe, imatrix: Path | None) -> tuple[Inventory,
     require_imatrix(recipe, matrix)
     if matrix is not None:
         matrix.check(reference)
-    return reference, matrix
+    return original(reference, matrix, min(threads, THREADS))
 
 
 def _sources(

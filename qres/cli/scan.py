@@ -174,7 +174,7 @@ def _scan(options: object, out: Path) -> None:
         known = state.stat().st_mtime_ns if state.exists() else None
         try:
             result = run(replace(options, out=out), listener)
-            listener.stage("writing reports", None)
+            listener.stage("writing reports")
             paths = _reports(result, out, options.cache)
         except ChangedError:
             state.unlink(missing_ok=True)

@@ -68,14 +68,17 @@ class RichListener:
     ) -> None:
         self._progress.stop()
 
-    def stage(self, title: str, total: int | None) -> None:
-        """A stage begins."""
+    def stage(self, title: str) -> None:
+        """A part of the work with steps of its own begins."""
         self._progress.remove_task(self._task)
-        self._task = self._progress.add_task("", total=total, title=plain(title), doing="")
+        self._task = self._progress.add_task("", total=None, title=plain(title), doing="")
 
     def step(self, done: int, total: int, doing: str = "") -> None:
         """Progress within the stage."""
         self._progress.update(self._task, completed=done, total=total, doing=plain(doing))
+
+    def working(self, model: str) -> None:
+        """Nothing to draw: the steps say what they do."""
 
     def note(self, text: str) -> None:
         """Something the user may want to know now."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -18,7 +17,7 @@ import numpy.typing as npt
 
 from qres.errors import InputError
 from qres.files import whole_file
-from qres.measure.lockstep import LevelStats
+from qres.measure.state import LevelStats, State
 from qres.metrics.means import ChunkMean
 from qres.metrics.output import OutputStats
 from qres.metrics.quantiles import Quantiles
@@ -28,35 +27,6 @@ from qres.sensitivity.prediction import Prediction, TensorSums
 
 _SPARSE = 4096
 """Arrays with more entries than this are stored without their zeros."""
-
-
-@dataclass
-class State:
-    """Everything that the chunks done so far have left."""
-
-    rank: list[LevelStats] = field(default_factory=list)
-    report: list[LevelStats] = field(default_factory=list)
-    health: HealthStats | None = None
-    rank_done: int = 0
-    """Chunks of the ranking text that are finished."""
-    report_done: int = 0
-    chosen: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    """Units to patch, by level."""
-    drawn: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    """Those of them that were drawn at random."""
-    prediction: Prediction | None = None
-    """None before it was tried."""
-    n_units: int = 0
-    """How many of them."""
-    noise: NoiseFloor | None = None
-    """None at the very beginning only."""
-    no_noise: str = ""
-    inputs: dict[str, float] = field(default_factory=dict)
-    """Largest magnitude that each weight of the reference is multiplied with."""
-    failed: dict[int, str] = field(default_factory=dict)
-    """Levels that cannot be measured, and why."""
-    non_finite: dict[str, NonFinite] = field(default_factory=dict)
-    """By model."""
 
 
 _CLASSES: dict[str, type] = {

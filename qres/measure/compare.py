@@ -6,13 +6,13 @@ their number; the reference is decoded again for each group.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from qres.arrays import Floats
 from qres.errors import QresError
-from qres.events import Progress
+from qres.events import Listener
 from qres.measure.job import Compared, ComparisonJob
 from qres.measure.preflight import fresh_text
 from qres.metrics.output import score, score_reference
@@ -27,8 +27,8 @@ GROUP = 3
 """Files beside the reference in memory."""
 
 
-def compare(emit: Callable[[object], None], job: ComparisonJob) -> tuple[Fresh, list[Compared]]:
-    """Run a job; `emit` gets Progress events.
+def compare(job: ComparisonJob, listener: Listener) -> tuple[Fresh, list[Compared]]:
+    """Run a job.
 
     Returns:
         The text, and the statistics of each file.
@@ -50,7 +50,7 @@ def compare(emit: Callable[[object], None], job: ComparisonJob) -> tuple[Fresh, 
                 models = [_Model(stack.enter_context(Session(path, options))) for path in files]
                 for doing in _decodes(_Model(reference), models, chunks, job):
                     done += 1
-                    emit(Progress(done, total, doing))
+                    listener.step(done, total, doing)
                 found += [model.compared for model in models]
     return text, found
 

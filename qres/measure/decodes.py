@@ -2,49 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from qres.events import Note, Progress, Stage, Working
-from qres.measure.checkpoint import State
 from qres.measure.job import Job
 from qres.measure.lockstep import Lockstep
+from qres.measure.state import State
 from qres.sensitivity import patching
-
-
-class DecodeEvents:
-    """Tells the parent what goes on, and counts decodes against the plan."""
-
-    def __init__(self, emit: Callable[[object], None]) -> None:
-        self._emit = emit
-        self._done = 0
-        self.total = 0
-
-    def working(self, model: str) -> None:
-        """A model begins to work."""
-        self._emit(Working(model))
-
-    def step(self, doing: str) -> None:
-        """One decode is done."""
-        self._done += 1
-        if self.total:
-            self._emit(Progress(min(self._done, self.total), self.total, doing))
-
-    def resume(self, done: int) -> None:
-        """Decodes of an earlier run count as done."""
-        self._done += done
-
-    def stage(self, title: str) -> None:
-        """A part of the work with steps of its own begins."""
-        self._emit(Stage(title))
-
-    def predicting(self, done: int, total: int, doing: str) -> None:
-        """A step of the prediction, which is no decode of the plan."""
-        self._emit(Progress(min(done, total), total, doing))
-
-    def note(self, text: str) -> None:
-        """Something the user should know now."""
-        self._emit(Note(text))
-
 
 _ONCE = 4
 """Decodes before the first chunk: the map's check, the graphs, the range of the activations, the noise floor; and one

@@ -161,12 +161,6 @@ class Measured:
     n_embd: int
     n_vocab: int
     n_ctx_train: int
-    n_ctx: int
-    chunks: int
-    rank_chunks: int
-    text: str
-    rank_text: str
-    unused_tokens: int
     massive_tokens: int
     noise_floor: NoiseFloor
     no_noise_floor: str

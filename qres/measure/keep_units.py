@@ -7,11 +7,10 @@ from dataclasses import replace
 
 from qres.advice.keep import NextLevel, UnitDamage, keep_list
 from qres.levels import F16_MAX
-from qres.measure.checkpoint import State
 from qres.measure.job import Job
-from qres.measure.lockstep import LevelStats
+from qres.measure.state import LevelStats, State
 from qres.records.units import Keep
-from qres.residual.map import ResidualMap, is_tied, unit_name, unit_weights
+from qres.residual.map import ResidualMap
 
 
 def keep_rows(job: Job, state: State, rmap: ResidualMap | None, alive: Sequence[int], i: int) -> tuple[Keep, ...]:
@@ -20,17 +19,15 @@ def keep_rows(job: Job, state: State, rmap: ResidualMap | None, alive: Sequence[
     level_kld = rank[i].output.kld.mean
     if rmap is None or level_kld is None:
         return ()
-    tied = is_tied(rmap)
-    units = []
-    for index, damage in rank[i].units.items():
-        if tied and index == 0:
-            continue  # one tensor: its cost and both its damages are listed as the head
-        names = unit_weights(rmap, index)
+    embedding, units = rmap.units[0], []
+    for unit, damage in ((rmap.units[index], damage) for index, damage in rank[i].units.items()):
         sums = list(damage.sums)
-        if tied and index > len(rmap.branches) and 0 in rank[i].units:
-            sums = [a + b for a, b in zip(sums, rank[i].units[0].sums, strict=True)]
-        added = sum(_added(job, i, name) for name in names)
-        units.append(UnitDamage(unit_name(rmap, index), tuple(sums), tuple(damage.counts), added, "F16"))
+        if rmap.is_tied and unit == embedding:
+            continue  # one tensor: its cost and both its damages are listed as the head
+        if rmap.is_tied and unit.is_head and embedding.index in rank[i].units:
+            sums = [a + b for a, b in zip(sums, rank[i].units[embedding.index].sums, strict=True)]
+        added = sum(_added(job, i, name) for name in unit.weights)
+        units.append(UnitDamage(unit.name, tuple(sums), tuple(damage.counts), added, "F16"))
     floor = state.noise.kld_mean if state.noise else None
     return keep_list(units, level_kld, floor, _next_level(job, rank, alive, i, level_kld))
 
@@ -42,13 +39,12 @@ def with_types(job: Job, state: State, rmap: ResidualMap, keep: Sequence[Keep]) 
     beyond (back ends turn it into F16), or that leads to such a point of the stream.
     """
     wide = set()
-    for i in range(len(rmap.branches) + 2):
-        names = unit_weights(rmap, i)
-        weights = any(job.types_16bit.get(name) == "BF16" for name in names)
-        inputs = any(state.inputs.get(name, 0.0) > F16_MAX / 2 for name in names)
-        stream = state.health is not None and i <= len(rmap.branches) and state.health.absmax[i] > F16_MAX / 2
+    for unit in rmap.units:
+        weights = any(job.types_16bit.get(name) == "BF16" for name in unit.weights)
+        inputs = any(state.inputs.get(name, 0.0) > F16_MAX / 2 for name in unit.weights)
+        stream = state.health is not None and not unit.is_head and state.health.absmax[unit.index] > F16_MAX / 2
         if weights or inputs or stream:
-            wide.add(unit_name(rmap, i))
+            wide.add(unit.name)
     return tuple(replace(row, type="BF16" if row.unit in wide else "F16") for row in keep)
 
 
@@ -81,4 +77,4 @@ def kept_units(rmap: ResidualMap | None, keep: Sequence[Keep]) -> tuple[int, ...
     if rmap is None:
         return ()
     names = {row.unit for row in keep if row.worth_it}
-    return tuple(i for i in range(len(rmap.branches) + 1) if unit_name(rmap, i) in names)
+    return tuple(unit.index for unit in rmap.in_stream if unit.name in names)

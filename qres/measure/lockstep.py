@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from typing import Protocol
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -17,42 +16,19 @@ from qres.arrays import Doubles, Floats
 from qres.errors import InputError, QresError, UnsupportedError
 from qres.levels import F16_MAX
 from qres.measure.job import REFERENCE
+from qres.measure.progress import DecodeProgress
+from qres.measure.state import LevelStats, State
 from qres.metrics.means import ChunkMean
 from qres.metrics.output import OutputStats, Scored, TokenScores, score, score_reference
 from qres.metrics.quantiles import Quantiles
 from qres.native.session import Session
-from qres.records.stream import NoiseFloor, NonFinite
+from qres.records.stream import NoiseFloor
 from qres.residual.capture import IDENTITY_TOLERANCE, Forced, Snapshot, capture, force, identity_error, inject
 from qres.residual.drift import DriftStats, HealthStats, norms, reference_norms
 from qres.residual.map import ResidualMap
 from qres.residual.survey import survey
 from qres.residual.trace import trace
 from qres.text.chunks import Chunk
-
-
-class Events(Protocol):
-    """Hears how the decodes get on."""
-
-    def working(self, model: str) -> None:
-        """A model begins to work: should the process die, it was this one."""
-
-    def step(self, doing: str) -> None:
-        """One decode is done."""
-
-
-@dataclass
-class LevelStats:
-    """Running statistics of one level on one text."""
-
-    output: OutputStats
-    drift: DriftStats | None
-    """None when the stream could not be mapped."""
-    units: dict[int, ChunkMean] = field(default_factory=dict)
-    """KLD of each unit alone, by unit index: 0 the embedding, 1..M the branches, M + 1 the head."""
-    all_injected: ChunkMean = field(default_factory=ChunkMean)
-    """KLD of all the level's branch and embedding errors added to the reference at once."""
-    without_kept: ChunkMean = field(default_factory=ChunkMean)
-    """The same without the errors of the units that are to stay at 16 bit."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +50,9 @@ class Lockstep:
         names: Sequence[str],
         levels: Mapping[int, Session],
         threads: int,
-        events: Events,
+        progress: DecodeProgress,
         weights: frozenset[str],
+        state: State,
     ) -> None:
         """Put sessions side by side.
 
@@ -84,20 +61,16 @@ class Lockstep:
             names: Of all levels.
             levels: Sessions by index into `names`; a level that could not be loaded has none.
             threads: For the sums.
-            events: Hears which model works, and what is done.
+            progress: Hears which model works, and what is done.
             weights: Names of the tensors in the models' files.
+            state: Of the scan: levels that fail, broken numbers and ranges of inputs are written into it.
         """
         self.reference = reference
         self.levels = levels
         self.names = names
         self.threads = threads
-        self.failed: dict[int, str] = {}
-        """Levels that could not go on, and why."""
-        self.non_finite: dict[str, NonFinite] = {}
-        """Where values stop being finite, by model."""
-        self.inputs: dict[str, float] = {}
-        """Largest magnitude that each weight of the reference is multiplied with, on the chunks that were surveyed."""
-        self._events = events
+        self.state = state
+        self._progress = progress
         self._weights = weights
         self.rmap: ResidualMap | None = None
         self._maps: dict[int, ResidualMap] = {}
@@ -109,16 +82,16 @@ class Lockstep:
     @property
     def alive(self) -> list[int]:
         """Levels that have not failed."""
-        return [i for i in sorted(self.levels) if i not in self.failed]
+        return [i for i in sorted(self.levels) if i not in self.state.failed]
 
     @contextmanager
     def _level(self, i: int) -> Iterator[None]:
         """Work of level i: its failure is noted instead of ending the scan, unless it was the last one left."""
-        self._events.working(self.names[i])
+        self._progress.working(self.names[i])
         try:
             yield
         except QresError as error:
-            self.failed[i] = str(error)
+            self.state.failed[i] = str(error)
             if not self.alive:
                 raise
 
@@ -129,11 +102,11 @@ class Lockstep:
 
         Leaves `rmap` None and says why in `unmapped` when there is no map: the output can still be measured.
         """
-        self._events.working(REFERENCE)
+        self._progress.working(REFERENCE)
         try:
             rmap = self._trace(self.reference, chunk)
             snapshot, _ = capture(self.reference, rmap, chunk)
-            self._events.step("checking the stream map")
+            self._progress.step("checking the stream map")
             off = identity_error(rmap, snapshot)
             if off > IDENTITY_TOLERANCE:
                 raise UnsupportedError(f"stream after is not stream before + branch: {off:.0f} float32 roundings off")
@@ -143,7 +116,7 @@ class Lockstep:
             odd = next((self.names[i] for i in self.alive if _shape(self._maps[i]) != _shape(rmap)), None)
             if odd is not None:
                 raise UnsupportedError(f"{odd} computes another graph than the reference")
-            self._events.step("recording the graphs")
+            self._progress.step("recording the graphs")
             self.rmap = rmap
         except QresError as error:  # the output of a model that decodes can be measured all the same
             if not self.alive:
@@ -165,25 +138,25 @@ class Lockstep:
                 self._survey_level(i, chunk, where)
 
     def _survey_reference(self, chunk: Chunk, where: str) -> None:
-        self._events.working(REFERENCE)
+        self._progress.working(REFERENCE)
         found = survey(self.reference, self.rmap, chunk, self._weights, REFERENCE, where)
-        self._events.step("range of the activations")
+        self._progress.step("range of the activations")
         for name, absmax in found.inputs.items():
-            self.inputs[name] = max(absmax, self.inputs.get(name, 0.0))
+            self.state.inputs[name] = max(absmax, self.state.inputs.get(name, 0.0))
         if found.non_finite:
-            self.non_finite.setdefault(REFERENCE, found.non_finite)
+            self.state.non_finite.setdefault(REFERENCE, found.non_finite)
 
     def _survey_level(self, i: int, chunk: Chunk, where: str) -> None:
         name = self.names[i]
         found = survey(self.levels[i], self._maps.get(i), chunk, self._weights, name, where)
-        self._events.step(f"{name}, range of the activations")
+        self._progress.step(f"{name}, range of the activations")
         if found.non_finite:
-            self.non_finite.setdefault(name, found.non_finite)
+            self.state.non_finite.setdefault(name, found.non_finite)
 
     @property
     def points(self) -> int:
         """Stream points, 0 when the stream is not mapped."""
-        return len(self.rmap.branches) + 1 if self.rmap else 0
+        return self.rmap.n_points if self.rmap else 0
 
     @property
     def _reads(self) -> tuple[int, ...]:
@@ -200,7 +173,7 @@ class Lockstep:
 
         Both are choices that users make without a thought and that no level can be blamed for.
         """
-        self._events.working(REFERENCE)
+        self._progress.working(REFERENCE)
         half = len(chunk) // 2
         pieces = (chunk[:half], chunk[half:])
         whole, logits = self._capture_or_decode(self.reference, self.rmap, chunk)
@@ -215,7 +188,7 @@ class Lockstep:
                 parts.append(logits.copy())
                 streams.append(snapshot.stream if snapshot else ())
         stats.update(score(scored, np.concatenate(parts)))
-        self._events.step("noise floor")
+        self._progress.step("noise floor")
         if whole is None:
             return NoiseFloor(stats.kld.mean, None)
         known = reference_norms(whole, self.threads)
@@ -252,7 +225,7 @@ class Lockstep:
             InputError: the reference's output is not finite.
             QresError: the reference failed, or the last level did.
         """
-        self._events.working(REFERENCE)
+        self._progress.working(REFERENCE)
         snapshot, logits = self._capture_or_decode(self.reference, self.rmap, chunk, reuse=self._reference_memory)
         self._reference_memory = snapshot
         scored = score_reference(logits, chunk)
@@ -260,7 +233,7 @@ class Lockstep:
         known = reference_norms(snapshot, self.threads) if snapshot else None
         if snapshot and known and health:
             health.update(snapshot, known, self._reads, self.threads)
-        self._events.step("reference")
+        self._progress.step("reference")
         forced: dict[int, Forced] = {}
         for i in self.alive:
             with self._level(i):
@@ -276,7 +249,7 @@ class Lockstep:
                 drift = stats[i].drift
                 assert drift is not None
                 drift.update(snapshot, known, free, result.errors, self._reads, self.threads)
-                self._events.step(f"{self.names[i]}, forced")
+                self._progress.step(f"{self.names[i]}, forced")
                 forced[i] = result
         return ChunkRun(chunk, scored, forced)
 
@@ -285,11 +258,11 @@ class Lockstep:
         finite = np.isfinite(scored.nll)
         if finite.all():
             return
-        if REFERENCE not in self.non_finite:
+        if REFERENCE not in self.state.non_finite:
             self._survey_reference(chunk, where)
         if finite.any():
             return
-        found = self.non_finite.get(REFERENCE)
+        found = self.state.non_finite.get(REFERENCE)
         overflows = found is not None and found.input_absmax is not None and found.input_absmax > F16_MAX
         start = f": its values stop being finite {found.place}" if found else ""
         raise InputError(
@@ -305,30 +278,30 @@ class Lockstep:
         snapshot, logits = self._capture_or_decode(level, rmap, chunk, reuse=self._level_memory)
         self._level_memory = snapshot
         scores = score(scored, logits)
-        self._events.step(name)
-        if scores.nonfinite and np.isfinite(scored.nll).all() and name not in self.non_finite:
+        self._progress.step(name)
+        if scores.nonfinite and np.isfinite(scored.nll).all() and name not in self.state.non_finite:
             self._survey_level(i, chunk, where)
         return snapshot, scores
 
     def patch(self, run: ChunkRun, level: int, units: Sequence[int], stats: LevelStats) -> None:
         """Add each unit's error alone to the reference, then all of them, and measure the KLD."""
-        self._events.working(REFERENCE)
+        self._progress.working(REFERENCE)
         errors = run.forced[level].errors
         for unit in units:
             stats.units.setdefault(unit, ChunkMean()).update(self._inject(run, {unit: errors[unit]}))
-            self._events.step(f"{self.names[level]}, one unit alone")
+            self._progress.step(f"{self.names[level]}, one unit alone")
         stats.all_injected.update(self._inject(run, dict(enumerate(errors))))
-        self._events.step(f"{self.names[level]}, all units")
+        self._progress.step(f"{self.names[level]}, all units")
 
     def check_kept(self, run: ChunkRun, level: int, kept: Sequence[int], stats: LevelStats) -> None:
         """All errors against all but those of the units that are to stay at 16 bit."""
-        self._events.working(REFERENCE)
+        self._progress.working(REFERENCE)
         errors = run.forced[level].errors
         stats.all_injected.update(self._inject(run, dict(enumerate(errors))))
-        self._events.step(f"{self.names[level]}, all units")
+        self._progress.step(f"{self.names[level]}, all units")
         rest = {i: error for i, error in enumerate(errors) if i not in kept}
         stats.without_kept.update(self._inject(run, rest))
-        self._events.step(f"{self.names[level]}, without the kept units")
+        self._progress.step(f"{self.names[level]}, without the kept units")
 
     def _inject(self, run: ChunkRun, errors: dict[int, Floats]) -> Doubles:
         assert self.rmap is not None

@@ -7,40 +7,42 @@ so that a scan that was cut off goes on from there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
 from qres.errors import QresError
+from qres.events import Listener
 from qres.files import require_unchanged
 from qres.measure import checkpoint, predict, summary
-from qres.measure.checkpoint import State
-from qres.measure.decodes import DecodeEvents, decodes, decodes_done, n_units
+from qres.measure.decodes import decodes, decodes_done, n_units
 from qres.measure.job import REFERENCE, Job, Measured, MeasuredLevel
 from qres.measure.keep_units import keep_rows, kept_units, with_types
 from qres.measure.lockstep import Lockstep
+from qres.measure.progress import DecodeProgress
+from qres.measure.state import State
 from qres.native.session import Session, SessionOptions, system_info
 from qres.records.stream import NoiseFloor
 from qres.records.units import Keep
 from qres.residual.drift import HealthStats
-from qres.residual.map import ResidualMap, is_tied, unit_name
+from qres.residual.map import ResidualMap
 from qres.sensitivity import patching, trust
 
 
-def measure(emit: Callable[[object], None], job: Job) -> Measured:
-    """Run a job; `emit` gets Stage, Progress, Working and Note events.
+def measure(job: Job, listener: Listener) -> Measured:
+    """Run a job.
 
     Raises:
         QresError: a reference that cannot be loaded or measured, a file that changed, or no level left.
     """
-    events = DecodeEvents(emit)
+    progress = DecodeProgress(listener)
     state = _state(job)
     with ExitStack() as stack:
-        lockstep = _loaded(job, state, events, stack)
+        lockstep = _loaded(job, state, progress, stack)
         lockstep.map_streams(job.texts.rank[0])
-        _begin(job, state, lockstep, events)
-        save = _Saver(job, state, events)
-        _predict(job, state, lockstep, events, save)
+        _begin(job, state, lockstep, progress)
+        save = _Saver(job, state, progress)
+        _predict(job, state, lockstep, progress, save)
         _rank(job, state, lockstep, save)
         keeps = {i: keep_rows(job, state, lockstep.rmap, lockstep.alive, i) for i in lockstep.alive}
         other_text = job.texts.rank_name != job.texts.report_name  # a list is not checked on the text that chose it
@@ -59,10 +61,10 @@ def _state(job: Job) -> State:
     return found or State()
 
 
-def _loaded(job: Job, state: State, events: DecodeEvents, stack: ExitStack) -> Lockstep:
+def _loaded(job: Job, state: State, progress: DecodeProgress, stack: ExitStack) -> Lockstep:
     """All models side by side; a level that cannot be loaded is left out."""
     options = SessionOptions(job.n_ctx, job.threads, job.n_gpu_layers)
-    events.working(REFERENCE)
+    progress.working(REFERENCE)
     reference = stack.enter_context(Session(Path(job.reference.path), options))
     sessions = {}
     for i, level in enumerate(job.levels):
@@ -70,7 +72,7 @@ def _loaded(job: Job, state: State, events: DecodeEvents, stack: ExitStack) -> L
             state.failed[i] = job.crashed[level.name]
         if i in state.failed:
             continue
-        events.working(level.name)
+        progress.working(level.name)
         try:
             sessions[i] = stack.enter_context(Session(Path(level.path), options))
         except QresError as error:
@@ -78,17 +80,16 @@ def _loaded(job: Job, state: State, events: DecodeEvents, stack: ExitStack) -> L
             if len(state.failed) == len(job.levels):
                 raise
     names = [level.name for level in job.levels]
-    lockstep = Lockstep(reference, names, sessions, job.threads, events, frozenset(job.reference.tensor_bytes))
-    lockstep.failed, lockstep.non_finite, lockstep.inputs = state.failed, state.non_finite, state.inputs
-    return lockstep
+    weights = frozenset(job.reference.tensor_bytes)
+    return Lockstep(reference, names, sessions, job.threads, progress, weights, state)
 
 
-def _begin(job: Job, state: State, lockstep: Lockstep, events: DecodeEvents) -> None:
+def _begin(job: Job, state: State, lockstep: Lockstep, progress: DecodeProgress) -> None:
     """What is found out once, on the first chunk; of a scan that goes on, it is known already."""
     is_new = state.noise is None
     if is_new:
         state.n_units = n_units(job, lockstep)
-    events.total = decodes(job, lockstep, state.n_units)
+    progress.total = decodes(job, lockstep, state.n_units)
     if is_new:
         chunk = job.texts.rank[0]
         state.rank, state.report = lockstep.new_stats(), lockstep.new_stats()
@@ -96,20 +97,21 @@ def _begin(job: Job, state: State, lockstep: Lockstep, events: DecodeEvents) -> 
         lockstep.survey(chunk, f"chunk 1 of {job.texts.rank_name}")
         state.noise, state.no_noise = _noise_floor(job, lockstep)
     if not is_new:
-        events.resume(decodes_done(job, state, lockstep))
+        progress.resume(decodes_done(job, state, lockstep))
         done = f"{state.rank_done + state.report_done} of {len(job.texts.rank) + len(job.texts.report)} chunks are done"
-        events.note(f"Going on with the unfinished scan: {done}")
+        progress.listener.note(f"Going on with the unfinished scan: {done}")
 
 
-def _predict(job: Job, state: State, lockstep: Lockstep, events: DecodeEvents, save: _Saver) -> None:
+def _predict(job: Job, state: State, lockstep: Lockstep, progress: DecodeProgress, save: _Saver) -> None:
     """The damage of every tensor at every type, once; of a scan that goes on, it is known already."""
     if state.prediction is None:
-        events.working(REFERENCE)
-        events.stage("predicting what each type does to each tensor")
+        listener = progress.listener
+        listener.working(REFERENCE)
+        listener.stage("predicting what each type does to each tensor")
         floor = state.noise.kld_mean if state.noise else None
-        state.prediction = predict.predict(job, lockstep, floor, events)
+        state.prediction = predict.predict(job, lockstep, floor, listener)
         save()
-        events.stage("measuring")
+        listener.stage("measuring")
 
 
 def _noise_floor(job: Job, lockstep: Lockstep) -> tuple[NoiseFloor, str]:
@@ -125,8 +127,8 @@ def _noise_floor(job: Job, lockstep: Lockstep) -> tuple[NoiseFloor, str]:
 class _Saver:
     """Called after every chunk: are the files still the same, and where does the scan go on if it is cut off now?"""
 
-    def __init__(self, job: Job, state: State, events: DecodeEvents) -> None:
-        self._job, self._state, self._events = job, state, events
+    def __init__(self, job: Job, state: State, progress: DecodeProgress) -> None:
+        self._job, self._state, self._listener = job, state, progress.listener
         self._path = job.state
 
     def __call__(self) -> None:
@@ -136,7 +138,7 @@ class _Saver:
         try:
             checkpoint.save(self._path, self._state, self._job.about)
         except OSError as error:  # the scan can still be finished
-            self._events.note(f"The scan cannot be gone on with if it is cut off: {self._path}: {error.strerror}")
+            self._listener.note(f"The scan cannot be gone on with if it is cut off: {self._path}: {error.strerror}")
             self._path = None
 
 
@@ -166,7 +168,7 @@ def _choose(job: Job, state: State, lockstep: Lockstep, i: int) -> tuple[int, ..
     if state.prediction and state.prediction.used and len(chosen) == n_units < lockstep.points:
         chosen = patching.choose_predicted(state.prediction, job.levels[i].tensor_types, injected, n_units)
         state.drawn[i] = chosen[-patching.RANDOM_UNITS :]
-    tied = lockstep.rmap is not None and is_tied(lockstep.rmap)
+    tied = lockstep.rmap is not None and lockstep.rmap.is_tied
     return (*chosen, 0) if tied and 0 not in chosen and injected[0] else chosen
 
 
@@ -203,12 +205,6 @@ def _measured(
         n_embd=reference.n_embd,
         n_vocab=reference.n_vocab,
         n_ctx_train=reference.n_ctx_train,
-        n_ctx=len(job.texts.report[0]),
-        chunks=len(job.texts.report),
-        rank_chunks=len(job.texts.rank),
-        text=job.texts.report_name,
-        rank_text=job.texts.rank_name,
-        unused_tokens=job.texts.unused,
         massive_tokens=health.massive if health else 0,
         noise_floor=noise,
         no_noise_floor=state.no_noise,
@@ -246,5 +242,5 @@ def _level(
         rank_correlation=summary.rank_correlation(units),
         additivity=summary.additivity(units, rank),
         calibration=factor,
-        trust=trust.trust(units, {unit_name(rmap, unit) for unit in state.drawn.get(i, ())}),
+        trust=trust.trust(units, {rmap.units[index].name for index in state.drawn.get(i, ())}),
     )

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
+from qres.events import Listener
 from qres.gguf import imatrix, model_file
 from qres.gguf.names import block_number, role
 from qres.levels import TYPE_TRAITS
 from qres.measure.job import Job
 from qres.measure.lockstep import Lockstep
 from qres.records.sensitivity import Sensitivity, TensorDamage, TypeDamage
-from qres.residual.map import ResidualMap, unit_name
+from qres.residual.map import ResidualMap
 from qres.sensitivity.prediction import Prediction
 
 if TYPE_CHECKING:
@@ -27,32 +28,19 @@ KLD_LIMIT = 1e-5
 """Of the replay against llama.cpp; or twice the noise floor where llama.cpp's own arithmetic is noisier."""
 
 
-class Events(Protocol):
-    """Hears how the prediction gets on."""
-
-    def predicting(self, done: int, total: int, doing: str) -> None:
-        """Progress, in steps of its own."""
-
-    def note(self, text: str) -> None:
-        """Something the user should know now."""
-
-
-def predict(job: Job, lockstep: Lockstep, noise_kld: float | None, events: Events) -> Prediction:
+def predict(job: Job, lockstep: Lockstep, noise_kld: float | None, listener: Listener) -> Prediction:
     """The prediction on the ranking text, and the importance matrix if one was asked for.
 
     Args:
         job: The scan.
         lockstep: Its models.
         noise_kld: Noise floor of the KLD.
-        events: Hears of progress.
+        listener: Hears of progress.
 
     Returns:
         The prediction, with a reason where there is none: the scan then ranks by patching alone.
     """
-    from qres.sensitivity import (
-        adjoint,
-        collector,  # torch takes a second
-    )
+    from qres.sensitivity import adjoint, collector  # torch takes a second
 
     wanted = job.prediction
     request = adjoint.Request(
@@ -67,20 +55,20 @@ def predict(job: Job, lockstep: Lockstep, noise_kld: float | None, events: Event
     inputs = collector.Inputs({}, {}) if wanted.make_imatrix else None
     inventory = model_file.read(Path(job.reference.path))
     try:
-        found = adjoint.predict(lockstep.reference, inventory, job.texts.rank, lockstep.rmap, request, events, inputs)
+        found = adjoint.predict(lockstep.reference, inventory, job.texts.rank, lockstep.rmap, request, listener, inputs)
     except (ArithmeticError, LookupError, MemoryError, RuntimeError, TypeError, ValueError) as error:
         # Of memory, or of what some architecture brings that no fixture has: the scan can do without a prediction.
         found = Prediction(f"the replay failed: {' '.join(str(error).split())[:200]}", limit=request.limit)
     if not found.used:
-        events.note(f"No predictions, units are ranked by patching: {found.reason}")
+        listener.note(f"No predictions, units are ranked by patching: {found.reason}")
     if inputs is not None and wanted.make_imatrix:
-        _write_imatrix(job, inputs, found, wanted.make_imatrix, events)
+        _write_imatrix(job, inputs, found, wanted.make_imatrix, listener)
     return found
 
 
-def _write_imatrix(job: Job, inputs: Inputs, found: Prediction, path: Path, events: Events) -> None:
+def _write_imatrix(job: Job, inputs: Inputs, found: Prediction, path: Path, listener: Listener) -> None:
     if not found.used:
-        events.note(f"No importance matrix: {found.reason}")
+        listener.note(f"No importance matrix: {found.reason}")
         return
     # As llama-imatrix by default: of the blocks. A head that it leaves out is quantized without.
     names = [name for name in inputs.sums if block_number(name) is not None]
@@ -106,7 +94,7 @@ def sensitivity(job: Job, prediction: Prediction, rmap: ResidualMap | None) -> S
     weights = {name: size // 2 for name, size in job.bytes_16bit.items()}
     rows = []
     for row in prediction.tensors:
-        unit = "" if rmap is None or row.unit is None else unit_name(rmap, row.unit)
+        unit = "" if rmap is None or row.unit is None else rmap.units[row.unit].name
         damages = [
             TypeDamage(name, TYPE_TRAITS[name].bytes_of(weights[row.tensor]), *prediction.kld(found))
             for name, found in row.sums.items()

@@ -5,7 +5,7 @@ Wrong texts, a missing GPU backend and a model that llama.cpp refuses end the sc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from qres.errors import NativeError
@@ -18,7 +18,6 @@ from qres.text.chunks import Fresh
 
 
 def preflight(
-    _emit: Callable[[object], None],
     model: Path,
     plan: chunks.Plan,
     contexts: Sequence[int],

@@ -6,13 +6,13 @@ import math
 from collections.abc import Mapping, Sequence
 
 from qres.levels import F16_MAX
-from qres.measure.lockstep import LevelStats
+from qres.measure.state import LevelStats
 from qres.metrics.means import ChunkMean, clustered_se, paired_se, spearman
 from qres.records.result import Comparison
 from qres.records.stream import Health, Point
 from qres.records.units import Additivity, Keep, KeepCheck, RankCorrelation, Unit
 from qres.residual.drift import DriftStats, HealthStats
-from qres.residual.map import ResidualMap, unit_name, unit_weights
+from qres.residual.map import ResidualMap
 
 
 def _finite(value: float | None) -> float | None:
@@ -20,29 +20,19 @@ def _finite(value: float | None) -> float | None:
     return float(value) if value is not None and math.isfinite(value) else None
 
 
-def _labels(rmap: ResidualMap) -> list[tuple[int | None, str, str, tuple[str, ...]]]:
-    """Layer, kind, label and weights of each stream point."""
-    start: tuple[int | None, str, str, tuple[str, ...]] = (
-        None,
-        "embedding",
-        rmap.checks[rmap.embedding][1],
-        rmap.embedding_weights,
-    )
-    return [start, *((b.layer, b.kind, b.label, b.weights) for b in rmap.branches)]
-
-
 def health(rmap: ResidualMap, stats: HealthStats) -> tuple[Health, ...]:
     """The reference's stream at every point."""
     rows = []
-    for i, (layer, kind, label, _) in enumerate(_labels(rmap)):
+    for unit in rmap.in_stream:
+        i = unit.index
         mean, variance = stats.sums[i] / max(stats.tokens, 1)
         absmax = _finite(stats.absmax[i])
         rows.append(
             Health(
                 index=i,
-                layer=layer,
-                branch=kind,
-                label=label,
+                layer=unit.layer,
+                branch=unit.branch,
+                label=unit.label,
                 norm_median=stats.norm.quantile(0.5, i),
                 mean=_finite(mean),
                 variance=_finite(variance),
@@ -60,16 +50,17 @@ def points(rmap: ResidualMap, stats: DriftStats, reference: HealthStats) -> tupl
     rows = []
     before: float | None = None
     tokens = stats.ledger_tokens
-    for i, (layer, kind, label, weights) in enumerate(_labels(rmap)):
+    for unit in rmap.in_stream:
+        i = unit.index
         drift = stats.drift.quantile(0.5, i)
         distance = stats.one_minus_cosine.quantile(0.5, i)
         rows.append(
             Point(
                 index=i,
-                layer=layer,
-                branch=kind,
-                label=label,
-                weights=weights,
+                layer=unit.layer,
+                branch=unit.branch,
+                label=unit.label,
+                weights=unit.weights,
                 ratio_median=stats.ratio.quantile(0.5, i),
                 ratio_p95=stats.ratio.quantile(0.95, i),
                 reference_ratio_median=reference.ratio.quantile(0.5, i),
@@ -96,24 +87,24 @@ def units(
     drift = stats.drift
     assert drift is not None
     rows = []
-    for i, (layer, kind, _, _) in enumerate([*_labels(rmap), (None, "head", "", ())]):
-        head = i > len(rmap.branches)
+    for unit in rmap.units:
+        i, head = unit.index, unit.is_head
         damage = stats.units.get(i)
         injected = None if head else drift.injected.quantile(0.5, i)
-        names = [name for name in unit_weights(rmap, i) if name in bytes_16bit]
+        names = [name for name in unit.weights if name in bytes_16bit]
         exact = not head and drift.injected.max[i] == 0
         rows.append(
             Unit(
-                unit=unit_name(rmap, i),
-                kind=kind if i == 0 or head else "branch",
-                layer=layer,
-                branch=kind,
+                unit=unit.name,
+                kind=unit.kind,
+                layer=unit.layer,
+                branch=unit.branch,
                 kld=damage.mean if damage else (0.0 if exact else None),
                 kld_se=damage.se if damage else None,
                 method=_method(damage, exact, head),
                 injected_error=injected,
                 local_error=None if head else drift.local.quantile(0.5, i),
-                ratio=None if head or i == 0 else drift.ratio.quantile(0.5, i),
+                ratio=drift.ratio.quantile(0.5, i) if unit.kind == "branch" else None,
                 drift=None if head else drift.drift.quantile(0.5, i),
                 weights=tuple(names),
                 bytes_at_level=sum(level_bytes[name] for name in names),
@@ -168,7 +159,7 @@ def keep_check(rmap: ResidualMap, stats: LevelStats, kept: Sequence[int], keep: 
     whole, rest = stats.all_injected.mean, stats.without_kept.mean
     if not kept or whole is None or rest is None:
         return None
-    names = tuple(unit_name(rmap, i) for i in kept)
+    names = tuple(rmap.units[i].name for i in kept)
     return KeepCheck(
         units=names,
         kld_all_injected=whole,

@@ -1,6 +1,6 @@
 """Runs native work in a child process, so that an abort or a segfault in llama.cpp becomes one readable line.
 
-The child gets a picklable function and arguments; events and the result come back over a pipe. Its standard error
+The child gets a picklable task; what it tells its listener and the result come back over a pipe. Its standard error
 comes over another one, whose last lines explain a crash (GGML_ASSERT prints there and nowhere else); QRES_DEBUG=1 shows
 all of it. Nothing is written to disk. The child ends when the parent does, however the parent dies; Ctrl-C in the
 parent kills the child at once.
@@ -15,20 +15,26 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from types import FrameType
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from qres.errors import CrashError, NativeError, QresError
-
-Emit = Callable[[object], None]
-"""Sends one picklable event to the parent."""
+from qres.events import Event, Listener, Remote
 
 _T = TypeVar("_T")
-_P = ParamSpec("_P")
+_Done_co = TypeVar("_Done_co", covariant=True)
+
+
+class Task(Protocol[_Done_co]):
+    """Work for the child process: a picklable object that imports what it needs only when it works."""
+
+    def work(self, listener: Listener) -> _Done_co:
+        """Do it; called in the child. The result is pickled, too."""
+
 
 _LOG_BYTES = 1 << 18
 """Of the child's last words are kept."""
@@ -36,19 +42,15 @@ _PATIENCE_S = 5.0
 """For the rest of a dead child's log."""
 
 
-def run(
-    work: Callable[Concatenate[Emit, _P], _T], on_event: Callable[[Any], None], *args: _P.args, **kwargs: _P.kwargs
-) -> _T:
-    """Call work(emit, *args, **kwargs) in a child process.
+def run(task: Task[_T], listener: Listener) -> _T:
+    """Let a child process do the work.
 
     Args:
-        work: A module-level function.
-        on_event: Called in this process with each event.
-        *args: For `work`; pickled.
-        **kwargs: For `work`; pickled.
+        task: Of a class that stands at the top of a module.
+        listener: Hears in this process what the task tells.
 
     Returns:
-        What `work` returned.
+        What the task's `work` returned.
 
     Raises:
         QresError: as `work` raised it.
@@ -68,12 +70,13 @@ def run(
                 end.close()
             log.start()
         with suppress(OSError):  # it died: so says its exit code
-            outbox.send((work, args, kwargs))
-        outcome = _receive(receiver, on_event)
+            outbox.send(task)
+        heard = _Heard(listener)
+        outcome = _receive(receiver, heard)
         child.join()
     finally:
         if child.pid is not None:
-            if child.is_alive():  # an interrupt, or an error in on_event
+            if child.is_alive():  # an interrupt, or an error in the listener
                 child.kill()
             child.join()
         receiver.close()
@@ -82,7 +85,7 @@ def run(
         if os.environ.get("QRES_DEBUG"):
             sys.stderr.write(log.text())
     if outcome is None:
-        raise _crash(child.exitcode, log.text())
+        raise _crash(child.exitcode, log.text(), heard.working)
     kind, value = outcome
     if kind == "error":
         raise value
@@ -153,7 +156,20 @@ def _descriptor(connection: Connection) -> int:
     return connection.fileno()
 
 
-def _receive(receiver: Connection, on_event: Callable[[Any], None]) -> tuple[str, Any] | None:
+class _Heard:
+    """Repeats events on a listener, and remembers which model worked last."""
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+        self.working = ""
+
+    def hear(self, event: Event) -> None:
+        if event.call == "working":
+            self.working = str(event.arguments[0])
+        event.repeat(self._listener)
+
+
+def _receive(receiver: Connection, heard: _Heard) -> tuple[str, Any] | None:
     """Events until the outcome; None when the child closed the pipe without one."""
     while True:
         try:
@@ -162,7 +178,7 @@ def _receive(receiver: Connection, on_event: Callable[[Any], None]) -> tuple[str
             return None
         if kind != "event":
             return kind, value
-        on_event(value)
+        heard.hear(value)
 
 
 def _child(inbox: Connection, sender: Connection, log: Connection) -> None:
@@ -172,8 +188,8 @@ def _child(inbox: Connection, sender: Connection, log: Connection) -> None:
     sys.stderr = os.fdopen(2, "w", errors="replace", closefd=False)
     threading.Thread(target=_die_with_parent, daemon=True).start()
     try:
-        work, args, kwargs = inbox.recv()
-        result = work(lambda event: sender.send(("event", event)), *args, **kwargs)
+        task = inbox.recv()
+        result = task.work(Remote(lambda event: sender.send(("event", event))))
         sender.send(("result", result))
     except QresError as error:
         sender.send(("error", error))
@@ -201,7 +217,7 @@ _ABORT = re.compile(r"(?:^|/)([\w.-]+\.(?:cpp|cc|c|cu|h|hpp|m|mm):\d+: .*)")
 _SPEAKING = re.compile(r"error|fail|what\(\)|not enough|out of", re.IGNORECASE)
 
 
-def _crash(exitcode: int | None, log: str) -> CrashError:
+def _crash(exitcode: int | None, log: str, working: str) -> CrashError:
     """What a dead child's exit code and log say."""
     lines = log.splitlines()
     aborts = [match[1] for match in map(_ABORT.search, lines) if match]
@@ -210,5 +226,6 @@ def _crash(exitcode: int | None, log: str) -> CrashError:
     if exitcode is not None and exitcode < 0:
         name = signal.Signals(-exitcode).name
         hint = "the system may have run out of memory" if name == "SIGKILL" else ""
-        return CrashError(f"llama.cpp died with {name}: {words}", hint, killed=name in {"SIGKILL", "SIGTERM"})
-    return CrashError(f"the native process ended with status {exitcode}: {words}")
+        killed = name in {"SIGKILL", "SIGTERM"}
+        return CrashError(f"llama.cpp died with {name}: {words}", hint, killed=killed, working=working)
+    return CrashError(f"the native process ended with status {exitcode}: {words}", working=working)

@@ -16,6 +16,7 @@ from qres.gguf.names import block_number
 from qres.levels import F16_MAX, LEVELS_BY_NAME
 from qres.measure.job import REFERENCE, Measured, MeasuredLevel
 from qres.pipeline.candidates import Candidate
+from qres.pipeline.options import ScanOptions
 from qres.pipeline.sizes import types_16bit
 from qres.pipeline.warnings import warnings
 from qres.records.files import SharedTensors
@@ -78,7 +79,7 @@ def result(inputs: Inputs, measured: Measured, run: Settings) -> Result:
         assumptions=devices.ASSUMPTIONS,
         verdict=verdict.verdict(about, records, measured.noise_floor, absurd),
         skipped=tuple(skipped),
-        warnings=(*inputs.remarks, *warnings(measured, records, non_finite, extremes)),
+        warnings=(*inputs.remarks, *warnings(run, records, non_finite, extremes)),
         non_finite=non_finite,
         extremes=extremes,
         shared=inputs.shared,
@@ -167,27 +168,25 @@ def _shown(path: Path) -> str:
     return os.fsencode(path).decode("utf-8", errors="replace")
 
 
-def settings(
-    threads: int, n_gpu_layers: int, all_units: bool, measured: Measured, texts: Texts, elapsed_s: float
-) -> Settings:
-    """What was run."""
+def settings(options: ScanOptions, measured: Measured, texts: Texts, elapsed_s: float) -> Settings:
+    """The record of what was run."""
     return Settings(
         qres_version=__version__,
         llama_cpp=version("llama-cpp-python"),
         system=measured.system,
-        n_ctx=measured.n_ctx,
-        chunks=measured.chunks,
-        rank_chunks=measured.rank_chunks,
+        n_ctx=len(texts.report[0]),
+        chunks=len(texts.report),
+        rank_chunks=len(texts.rank),
         scored_tokens=max(
             (level.output.tokens + level.output.nonfinite_tokens for level in measured.levels), default=0
         ),
-        text=measured.text,
-        rank_text=measured.rank_text,
-        unused_tokens=measured.unused_tokens,
+        text=texts.report_name,
+        rank_text=texts.rank_name,
+        unused_tokens=texts.unused,
         massive_tokens=measured.massive_tokens,
-        threads=threads,
-        n_gpu_layers=n_gpu_layers,
-        units="all" if all_units else "ranked",
+        threads=options.threads,
+        n_gpu_layers=options.n_gpu_layers,
+        units="all" if options.all_units else "ranked",
         elapsed_s=round(elapsed_s, 1),
         chunk_digests=tuple(dict.fromkeys(chunks.digest(chunk) for chunk in (*texts.rank, *texts.report))),
     )

@@ -8,14 +8,13 @@ from pathlib import Path
 
 from qres import levels
 from qres.errors import CrashError, InputError, NativeError, UsageError
-from qres.events import Listener, OnProgress, in_mib
-from qres.files import Stamp
+from qres.events import Listener, OnProgress
 from qres.gguf import claims, difference
-from qres.gguf.imatrix import Imatrix
 from qres.gguf.inventory import Inventory
 from qres.levels import LevelSpec
 from qres.printable import show
 from qres.quantize.cache import level_file
+from qres.quantize.original import Original
 from qres.records.files import SharedTensors
 from qres.records.result import Skipped
 
@@ -89,28 +88,25 @@ def require_16bit(reference: Inventory) -> None:
 
 
 def made(
-    reference: Inventory,
-    wanted: Sequence[LevelSpec],
-    folder: Path,
-    threads: int,
-    listener: Listener,
-    stamps: Sequence[Stamp],
-    imatrix: Imatrix | None = None,
+    original: Original, wanted: Sequence[LevelSpec], folder: Path, listener: Listener
 ) -> tuple[list[Candidate], tuple[Skipped, ...]]:
     """Make levels, or find them in the cache; one that llama.cpp refuses does not end the others.
 
+    Args:
+        original: What to make them from, with its digest.
+        wanted: The levels.
+        folder: The cache.
+        listener: Hears of progress.
+
     Raises:
-        InputError: no room, a folder that cannot be written, or a reference that changed.
+        InputError: no room, a folder that cannot be written, or an original that changed.
         NativeError: none could be made.
     """
-    listener.stage("reading the reference", None)
-    digest = difference.content_digest(reference.shards, in_mib(listener))
     found: list[Candidate] = []
     skipped: list[Skipped] = []
     for level in wanted:
         try:
-            inventory = level_file(reference, digest, level, folder, threads, listener, stamps, imatrix)
-            found.append(Candidate(level.name, inventory))
+            found.append(Candidate(level.name, level_file(original, level, folder, listener)))
         except NativeError as error:
             if isinstance(error, CrashError) and error.killed:  # for want of memory, perhaps: the next would be, too
                 raise

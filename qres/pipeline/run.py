@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from qres import events, files
+from qres import files
 from qres.advice import devices
 from qres.errors import CrashError, InputError, UsageError
-from qres.events import Listener, Note, Progress, Stage, Working
+from qres.events import Listener, in_mib
 from qres.gguf import magnitudes
-from qres.gguf.imatrix import Imatrix
 from qres.gguf.inventory import Inventory
 from qres.gguf.magnitudes import TensorValues
 from qres.measure.job import REFERENCE, Job, Measured, Preflight
+from qres.measure.tasks import CheckTask, MeasureTask
 from qres.native import worker
 from qres.pipeline import assemble, candidates, estimate, usual_recipes
 from qres.pipeline.assemble import Inputs
@@ -27,6 +27,7 @@ from qres.pipeline.job import Stamps, worker_job
 from qres.pipeline.options import ScanOptions
 from qres.quantize import ladder
 from qres.quantize.cache import default_folder
+from qres.quantize.original import Original, original, with_digest
 from qres.recipes import verify
 from qres.records.result import Result, Skipped
 from qres.text import source
@@ -59,9 +60,10 @@ def scan(options: ScanOptions, listener: Listener) -> Result:
     if wanted:
         candidates.require_16bit(reference)
     imatrix = given_imatrix(options, (reference, *given.files), listener)
+    model = original(reference, imatrix, options.threads)
     stamps: Stamps = {path: files.stamp(path) for one in (reference, *given.files) for path in one.shards}
     cache = options.cache or default_folder()
-    flight = _preflight(options, reference, plan)
+    flight = _preflight(options, reference, plan, listener)
     rank = options.rank_chunks
     needs = estimate.estimate(reference, given.files, wanted, options.n_ctx, rank, flight.own, cache / "levels")
     listener.note(str(needs))
@@ -71,13 +73,13 @@ def scan(options: ScanOptions, listener: Listener) -> Result:
     refuse_broken(reference, values, making=bool(wanted))
     skipped: tuple[Skipped, ...] = ()
     if wanted:
-        before = tuple(stamps.values())
-        levels, skipped = candidates.made(reference, wanted, cache, options.threads, listener, before, imatrix)
+        model = with_digest(model, listener)
+        levels, skipped = candidates.made(model, wanted, cache, listener)
         stamps |= {path: files.stamp(path) for one in levels for path in one.inventory.shards}
     else:
         levels = candidates.from_files(given.files)
-    rungs, no_ladder = ladder.rungs(reference, options.threads, imatrix)
-    listener.stage("comparing the files", None)
+    rungs, no_ladder = ladder.rungs(model)
+    listener.stage("comparing the files")
     shared = candidates.shared(levels, listener.step)
     measured = _measure(worker_job(options, reference, levels, flight, values, stamps, imatrix), listener)
     files.require_unchanged(stamps.values())
@@ -93,23 +95,21 @@ def scan(options: ScanOptions, listener: Listener) -> Result:
         ladder=rungs,
     )
     elapsed = time.monotonic() - started
-    run = assemble.settings(options.threads, options.n_gpu_layers, options.all_units, measured, flight.texts, elapsed)
+    run = assemble.settings(options, measured, flight.texts, elapsed)
     result = usual_recipes.planned(assemble.result(inputs, measured, run))
     if options.recipe and options.out:
-        return usual_recipes.built(result, _building(options, plan, reference, imatrix, cache), listener)
+        return usual_recipes.built(result, _building(options, plan, model, cache), listener)
     return result
 
 
-def _building(
-    options: ScanOptions, plan: Plan, reference: Inventory, imatrix: Imatrix | None, cache: Path
-) -> usual_recipes.Building:
+def _building(options: ScanOptions, plan: Plan, model: Original, cache: Path) -> usual_recipes.Building:
     """Recipes are verified on what is left of the text, and where nothing is, of the built-in one."""
     assert options.out is not None
     texts = (plan.text,) if options.tokens else (plan.text, source.built_in("report"), source.built_in("rank"))
     run = verify.VerifyOptions(
         tuple(dict.fromkeys(texts)), usual_recipes.VERIFY_CHUNKS, options.threads, options.n_gpu_layers, cache
     )
-    return usual_recipes.Building(reference, imatrix, options.out, run)
+    return usual_recipes.Building(model, options.out, run)
 
 
 # -- before anything is made
@@ -137,23 +137,9 @@ def _contexts(reference: Inventory) -> list[int]:
     return [n for n in devices.CONTEXTS if not trained or n <= trained] or [trained]
 
 
-def _preflight(options: ScanOptions, reference: Inventory, plan: Plan) -> Preflight:
-    contexts = _contexts(reference)
-    run = (reference.path, plan, contexts, options.n_gpu_layers, options.device)
-    return worker.run(_preflight_work, lambda _: None, *run)
-
-
-def _preflight_work(  # in the worker: only there is llama.cpp loaded
-    emit: Callable[[object], None],
-    model: Path,
-    plan: Plan,
-    contexts: Sequence[int],
-    n_gpu_layers: int,
-    device: str,
-) -> Preflight:
-    from qres.measure.preflight import preflight
-
-    return preflight(emit, model, plan, contexts, n_gpu_layers, device)
+def _preflight(options: ScanOptions, reference: Inventory, plan: Plan, listener: Listener) -> Preflight:
+    contexts = tuple(_contexts(reference))
+    return worker.run(CheckTask(reference.path, plan, contexts, options.n_gpu_layers, options.device), listener)
 
 
 def _no_memory(reference: Inventory, flight: Preflight) -> tuple[Skipped, ...]:
@@ -166,45 +152,24 @@ def _no_memory(reference: Inventory, flight: Preflight) -> tuple[Skipped, ...]:
 
 def _values(model: Inventory, threads: int, title: str, listener: Listener) -> tuple[TensorValues, ...]:
     """Largest magnitudes and broken values of every tensor."""
-    listener.stage(title, None)
-    return magnitudes.scan(model, events.in_mib(listener), threads)
+    listener.stage(title)
+    return magnitudes.scan(model, in_mib(listener), threads)
 
 
 def _measure(job: Job, listener: Listener) -> Measured:
     """Measure in the worker; a level that takes the process down is left out of another try."""
     while True:
-        working = ""
-
-        def on_event(event: Stage | Progress | Working | Note) -> None:
-            nonlocal working
-            if isinstance(event, Progress):
-                listener.step(event.done, event.total, event.doing)
-            elif isinstance(event, Note):
-                listener.note(event.text)
-            elif isinstance(event, Stage):
-                listener.stage(event.title, None)
-            else:
-                working = event.model
-
-        listener.stage("measuring", None)
+        listener.stage("measuring")
         try:
-            return worker.run(_measure_work, on_event, job)
+            return worker.run(MeasureTask(job), listener)
         except CrashError as error:
             files.require_unchanged(stamp for model in (job.reference, *job.levels) for stamp in model.stamps)
-            crashed = {**job.crashed, working: error.message}
+            crashed = {**job.crashed, error.working: error.message}
             others = [level for level in job.levels if level.name not in crashed]
-            if error.killed or working == REFERENCE or not working or not others:
+            if error.killed or error.working in ("", REFERENCE) or not others:
                 raise
-            listener.warn(f"{working} cannot be measured: {error.message}. Going on without it")
+            listener.warn(f"{error.working} cannot be measured: {error.message}. Going on without it")
             job = replace(job, crashed=crashed, resume=True)
-
-
-def _measure_work(
-    emit: Callable[[object], None], job: Job
-) -> Measured:  # in the worker: only there is llama.cpp loaded
-    from qres.measure.passes import measure
-
-    return measure(emit, job)
 
 
 def _broken(

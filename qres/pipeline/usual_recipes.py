@@ -10,8 +10,8 @@ from pathlib import Path
 from qres.errors import QresError, UnsupportedError, UsageError
 from qres.events import Listener
 from qres.gguf import model_file
-from qres.gguf.imatrix import Imatrix
 from qres.gguf.inventory import Inventory
+from qres.quantize.original import Original
 from qres.recipes import budget, build, files, recovery, verify
 from qres.recipes.choices import Choices
 from qres.recipes.plan import make
@@ -32,8 +32,7 @@ VERIFY_CHUNKS = 8
 class Building:
     """Where recipes are built, and from what."""
 
-    reference: Inventory
-    imatrix: Imatrix | None
+    original: Original
     folder: Path
     options: VerifyOptions
 
@@ -100,13 +99,13 @@ def built(result: Result, building: Building, listener: Listener) -> Result:
     found: Sequence[Recipe] = [recipe for recipe, _ in made]
     if made:
         try:
-            rows = verify.verify(building.reference, made, None, building.imatrix, building.options, listener)
+            rows = verify.verify(building.original, made, None, building.options, listener)
             found = [replace(recipe, verification=row) for (recipe, _), row in zip(made, rows, strict=True)]
         except QresError as error:
             skipped.append(Skipped("verification of recipes", str(error)))
             listener.warn(f"The recipes could not be verified: {error}")
     for recipe in found:
-        files.save(recipe, _folder(recipe, building), str(building.reference.path))
+        files.save(recipe, _folder(recipe, building), str(building.original.reference.path))
     known = {recipe.budget: recipe for recipe in found}
     recipes = tuple(known.get(recipe.budget, recipe) for recipe in result.recipes)
     return replace(result, recipes=recipes, skipped=(*result.skipped, *skipped))
@@ -114,12 +113,10 @@ def built(result: Result, building: Building, listener: Listener) -> Result:
 
 def _built(recipe: Recipe, building: Building, listener: Listener) -> tuple[Recipe, Inventory]:
     folder = _folder(recipe, building)
-    target = folder / f"{building.reference.path.stem}-{folder.name}.gguf"
-    threads = building.options.threads
+    target = folder / f"{building.original.reference.path.stem}-{folder.name}.gguf"
     one = build.build(
-        *(building.reference, recipe, target, building.imatrix, threads, listener),
-        force=True,  # of an earlier scan into the same folder
-    )
+        building.original, recipe, target, listener, force=True
+    )  # of an earlier scan into the same folder
     return replace(recipe, built=one), model_file.read(target)
 
 

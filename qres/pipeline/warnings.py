@@ -5,21 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from qres.levels import F16_MAX
-from qres.measure.job import Measured
-from qres.records.result import Level
+from qres.records.result import Level, Settings
 from qres.records.stream import Extreme, NonFinite
 
 
 def warnings(
-    measured: Measured, records: Sequence[Level], non_finite: Sequence[NonFinite], extremes: Sequence[Extreme]
+    run: Settings, records: Sequence[Level], non_finite: Sequence[NonFinite], extremes: Sequence[Extreme]
 ) -> tuple[str, ...]:
     """What a reader must know before believing the figures."""
     out = [_broken_numbers(found) for found in non_finite]
-    if measured.text == measured.rank_text:
+    if run.text == run.rank_text:
         out.append(
             "The text fills one chunk only: the units were ranked on the text that reports them. Give a longer one."
         )
-    if measured.chunks < 2:
+    if run.chunks < 2:
         out.append("One chunk gives no standard errors: no difference between levels can be called significant.")
     lost = max((record.output.reference_nonfinite_tokens for record in records), default=0)
     if lost:

@@ -2,33 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
 from qres.errors import NativeError
+from qres.events import Listener, Logged
 from qres.gguf.imatrix import Imatrix
 from qres.gguf.inventory import Inventory
 from qres.gguf.model_file import bytes_at
 from qres.levels import LADDER, LEVELS_BY_NAME
 from qres.native import worker
 from qres.quantize.make import importance
+from qres.quantize.original import Original
 from qres.records.recipe import Rung
 from qres.records.result import Skipped
 
 
-def rungs(reference: Inventory, threads: int, imatrix: Imatrix | None) -> tuple[tuple[Rung, ...], tuple[Skipped, ...]]:
-    """The type that each usual level gives each tensor of the reference, or why that is not known.
+def rungs(original: Original) -> tuple[tuple[Rung, ...], tuple[Skipped, ...]]:
+    """The type that each usual level gives each tensor of a model, or why that is not known.
 
-    Args:
-        reference: The 16-bit model; of another one, llama.cpp makes no levels, and there are none.
-        threads: For llama.cpp.
-        imatrix: Where there is one, levels choose some types otherwise.
+    Of a model that is not 16 bit, llama.cpp makes no levels, and there are none. Where there is an importance matrix,
+    levels choose some types otherwise.
     """
+    reference = original.reference
     if not reference.is_16bit:
         return (), ()
     try:
-        found = planned_types(reference, [LEVELS_BY_NAME[name].ftype for name in LADDER], threads, imatrix)
+        found = planned_types(original, [LEVELS_BY_NAME[name].ftype for name in LADDER])
     except NativeError as error:
         return (), (Skipped("recipes", f"llama.cpp {version('llama-cpp-python')} cannot quantize it: {error}"),)
     names = [tensor.name for tensor in reference.tensors]
@@ -38,18 +40,20 @@ def rungs(reference: Inventory, threads: int, imatrix: Imatrix | None) -> tuple[
 
 
 def planned_types(
-    reference: Inventory,
-    ftypes: Sequence[int],
-    threads: int,
-    imatrix: Imatrix | None,
-    types: Mapping[str, str] | None = None,
+    original: Original, ftypes: Sequence[int], types: Mapping[str, str] | None = None
 ) -> list[dict[str, str]]:
     """Tensor -> type that each `llama_ftype` would give it, by llama.cpp's dry run; nothing is written.
+
+    Args:
+        original: What the files would be made from.
+        ftypes: Of the levels.
+        types: Tensor -> type, instead of the levels' own choice.
 
     Raises:
         NativeError: llama.cpp refused.
     """
-    return worker.run(_planned, lambda _: None, reference.path, ftypes, threads, imatrix, types)
+    run = (original.reference.path, tuple(ftypes), original.threads, original.imatrix, types)
+    return worker.run(_PlanTask(*run), Logged())
 
 
 def planned_bytes(reference: Inventory, types: Mapping[str, str]) -> int:
@@ -60,15 +64,19 @@ def planned_bytes(reference: Inventory, types: Mapping[str, str]) -> int:
 # -- in the worker: only there is llama.cpp loaded
 
 
-def _planned(
-    _emit: Callable[[object], None],
-    source: Path,
-    ftypes: Sequence[int],
-    threads: int,
-    imatrix: Imatrix | None,
-    types: Mapping[str, str] | None,
-) -> list[dict[str, str]]:
-    from qres.native.quantizer import planned_types as planned
+@dataclass(frozen=True)
+class _PlanTask:
+    """Ask llama.cpp's quantizer what it would do."""
 
-    weighted = importance(imatrix)
-    return [planned(source, ftype, threads, weighted, types) for ftype in ftypes]
+    source: Path
+    ftypes: tuple[int, ...]
+    threads: int
+    imatrix: Imatrix | None
+    types: Mapping[str, str] | None
+
+    def work(self, listener: Listener) -> list[dict[str, str]]:
+        """Tensor -> type, for each level."""
+        from qres.native.quantizer import planned_types as planned
+
+        given = importance(self.imatrix)
+        return [planned(self.source, ftype, self.threads, given, self.types) for ftype in self.ftypes]

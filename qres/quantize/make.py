@@ -3,34 +3,32 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qres.errors import InputError, NativeError
-from qres.files import Stamp, require_unchanged, whole_file
+from qres.events import Listener
+from qres.files import require_unchanged, whole_file
 from qres.gguf.imatrix import Imatrix
-from qres.gguf.inventory import Inventory
 from qres.native import worker
+from qres.quantize.original import Original
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # only the worker loads llama.cpp
     from qres.native.quantizer import Importance
 
-
-OnProgress = Callable[[int, int], None]
 SPARE_BYTES = 256 * 2**20
 """Left free on the disk beside the file."""
 
 
 def make_file(
-    reference: Inventory,
+    original: Original,
     what: str,
     ftype: int,
     target: Path,
-    threads: int,
-    on_progress: OnProgress,
-    stamps: Sequence[Stamp],
-    imatrix: Imatrix | None,
+    listener: Listener,
+    *,
     needed: int,
     check: Callable[[Path], object],
     types: Mapping[str, str] | None = None,
@@ -39,14 +37,11 @@ def make_file(
     """Make a file: beside its final name, checked, then renamed.
 
     Args:
-        reference: The 16-bit model.
+        original: What to make it from.
         what: What to call the file in messages.
         ftype: `llama_ftype` of the level.
         target: Where the file belongs.
-        threads: For the quantizer.
-        on_progress: Told (tensors done, tensors in all).
-        stamps: Of the reference's files.
-        imatrix: What to make it with; checked to be of the reference.
+        listener: Hears of (tensors done, tensors in all).
         needed: Bytes that it will take (`planned_bytes`).
         check: Called with the finished file before it is renamed; raises where it is not what was asked for.
         types: Tensor -> type, instead of the level's own choice.
@@ -54,7 +49,7 @@ def make_file(
 
     Raises:
         InputError: no room.
-        ChangedError: the reference changed meanwhile.
+        ChangedError: the original changed meanwhile.
         NativeError: llama.cpp failed.
         OSError: the file cannot be renamed.
     """
@@ -66,13 +61,12 @@ def make_file(
         )
     try:
         with whole_file(target) as partial:
-            worker.run(
-                _quantize, lambda event: on_progress(*event), reference.path, partial, ftype, threads, imatrix, types
-            )
+            run = (original.reference.path, partial, ftype, original.threads, original.imatrix, types)
+            worker.run(_QuantizeTask(*run), listener)
             check(partial)
-            require_unchanged(stamps)  # the file is said to be made from what was there before
+            require_unchanged(original.stamps)  # the file is said to be made from what was there before
     except NativeError as error:
-        require_unchanged(stamps)  # a mapped file that became shorter ends the process by a signal
+        require_unchanged(original.stamps)  # a mapped file that became shorter ends the process by a signal
         if shutil.disk_usage(target.parent).free < SPARE_BYTES:  # llama.cpp only says "iostream error"
             raise InputError(
                 f"{what} could not be written: {target.parent} is full", f"free some space, or use {instead}"
@@ -83,18 +77,22 @@ def make_file(
 # -- in the worker: only there is llama.cpp loaded
 
 
-def _quantize(
-    emit: Callable[[object], None],
-    source: Path,
-    target: Path,
-    ftype: int,
-    threads: int,
-    imatrix: Imatrix | None,
-    types: Mapping[str, str] | None,
-) -> None:
-    from qres.native.quantizer import quantize
+@dataclass(frozen=True)
+class _QuantizeTask:
+    """Write a file with llama.cpp's quantizer."""
 
-    quantize(source, target, ftype, threads, lambda done, total: emit((done, total)), importance(imatrix), types)
+    source: Path
+    target: Path
+    ftype: int
+    threads: int
+    imatrix: Imatrix | None
+    types: Mapping[str, str] | None
+
+    def work(self, listener: Listener) -> None:
+        from qres.native.quantizer import quantize
+
+        given = importance(self.imatrix)
+        quantize(self.source, self.target, self.ftype, self.threads, listener.step, given, self.types)
 
 
 def importance(imatrix: Imatrix | None) -> Importance | None:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from qres import files, levels
+from qres import levels
 from qres.errors import InputError, NativeError, UsageError
 from qres.events import Listener
 from qres.files import remove_leftovers
@@ -16,6 +16,7 @@ from qres.gguf.inventory import Inventory
 from qres.printable import show
 from qres.quantize import ladder
 from qres.quantize.make import make_file
+from qres.quantize.original import Original
 from qres.records.recipe import Built, Recipe
 
 _AGAIN = "make the recipe again with qres recipe; nothing was left"
@@ -67,24 +68,14 @@ def require_imatrix(recipe: Recipe, imatrix: Imatrix | None) -> None:
         )
 
 
-def build(
-    reference: Inventory,
-    recipe: Recipe,
-    target: Path,
-    imatrix: Imatrix | None,
-    threads: int,
-    listener: Listener,
-    *,
-    force: bool = False,
-) -> Built:
+def build(original: Original, recipe: Recipe, target: Path, listener: Listener, *, force: bool = False) -> Built:
     """Make the file.
 
     Args:
-        reference: The 16-bit model, which the recipe is for (`require_model`).
+        original: The 16-bit model, which the recipe is for (`require_model`), and its importance matrix, which is the
+            recipe's (`require_imatrix`).
         recipe: What to make.
         target: The file.
-        imatrix: Checked to be the recipe's (`require_imatrix`) and of the model.
-        threads: For the quantizer.
         listener: Hears of progress.
         force: Replace a file that is there.
 
@@ -92,14 +83,13 @@ def build(
         InputError: a target that exists or cannot be written, or no room.
         NativeError: llama.cpp would not make, or did not make, what was planned.
     """
-    _require_writable(target, reference, force)
-    stamps = [files.stamp(path) for path in reference.shards]
+    _require_writable(target, original.reference, force)
     types = recipe.quantized
     ftype = levels.LEVELS_BY_NAME[recipe.base].ftype
-    listener.stage("dry run", None)
-    (planned,) = ladder.planned_types(reference, [ftype], threads, imatrix, types)
+    listener.stage("dry run")
+    (planned,) = ladder.planned_types(original, [ftype], types)
     _compare(recipe, planned, "llama.cpp would make")
-    listener.stage(f"building {target.name}", None)
+    listener.stage(f"building {target.name}")
     found: list[Inventory] = []
 
     def check(partial: Path) -> None:
@@ -115,7 +105,7 @@ def build(
         target.parent.mkdir(parents=True, exist_ok=True)
         remove_leftovers(target.parent, re.escape(target.name), dead_only=True)
         make_file(
-            *(reference, target.name, ftype, target, threads, listener.step, stamps, imatrix),
+            *(original, target.name, ftype, target, listener),
             check=check,
             types=types,
             needed=recipe.bytes,

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from qres import files
 from qres.events import Listener
-from qres.gguf.imatrix import Imatrix
-from qres.gguf.inventory import Inventory
+from qres.files import require_unchanged
 from qres.native import worker
+from qres.quantize.original import Original
 from qres.recipes import plan
 from qres.recipes.choices import Choices, padded
 from qres.recipes.exchange import Refined, RefineJob, Trial
@@ -34,8 +32,7 @@ def refine(
     choices: Choices,
     found: Recipe,
     wishes: Wishes,
-    reference: Inventory,
-    imatrix: Imatrix | None,
+    original: Original,
     options: RefineOptions,
     listener: Listener,
 ) -> Recipe:
@@ -45,8 +42,7 @@ def refine(
         choices: Of the model.
         found: What to begin with.
         wishes: What it was made with: pins stay.
-        reference: The model, which the recipe is for.
-        imatrix: The recipe's own.
+        original: The model, which the recipe is for, and the recipe's own importance matrix.
         options: Text and limits.
         listener: Hears of progress.
 
@@ -54,7 +50,7 @@ def refine(
         InputError: no text left that took no part in the recipe, or the model cannot be read.
         NativeError: llama.cpp failed.
     """
-    stamps = [files.stamp(path) for path in reference.shards]
+    reference, imatrix = original.reference, original.imatrix
     pinned = {tensor.name for tensor in found.tensors if tensor.pinned}
     held = sum(padded(tensor.bytes) if found.limit_is_file else tensor.bytes for tensor in found.tensors)
     free = 0 if found.limit_bytes is None else found.limit_bytes - held
@@ -72,9 +68,9 @@ def refine(
         threads=options.threads,
         trials=options.trials,
     )
-    listener.stage("refining", None)
-    result = worker.run(_refine, lambda event: listener.step(event.done, event.total, event.doing), job)
-    files.require_unchanged(stamps)
+    listener.stage("refining")
+    result = worker.run(_RefineTask(job), listener)
+    require_unchanged(original.stamps)
     types = {tensor.name: tensor.type for tensor in found.tensors} | result.types
     changed = plan.of_types(choices, types, found.budget, found.base, wishes)
     tensors = tuple(replace(tensor, pinned=tensor.name in pinned) for tensor in changed.tensors)
@@ -122,7 +118,13 @@ def _exchange(trial: Trial) -> Exchange:
     )
 
 
-def _refine(emit: Callable[[object], None], job: RefineJob) -> Refined:  # in the worker: only there is llama.cpp loaded
-    from qres.recipes.refine_work import refine as run
+@dataclass(frozen=True)
+class _RefineTask:
+    """Try exchanges in the worker: only there is llama.cpp loaded."""
 
-    return run(emit, job)
+    job: RefineJob
+
+    def work(self, listener: Listener) -> Refined:
+        from qres.recipes import refine_work
+
+        return refine_work.refine(self.job, listener)

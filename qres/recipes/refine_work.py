@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from qres.events import Progress
+from qres.events import Listener
 from qres.gguf import model_file
 from qres.gguf.inventory import Inventory
 from qres.measure.preflight import fresh_text
@@ -30,8 +30,8 @@ PATIENCE = 10
 """Trials in a row without a gain that end it."""
 
 
-def refine(emit: Callable[[object], None], job: RefineJob) -> Refined:
-    """Try exchanges while they pay; `emit` gets Progress events.
+def refine(job: RefineJob, listener: Listener) -> Refined:
+    """Try exchanges while they pay.
 
     Raises:
         InputError: no text left.
@@ -42,17 +42,17 @@ def refine(emit: Callable[[object], None], job: RefineJob) -> Refined:
     with Session(job.reference, SessionOptions(job.n_ctx, job.threads, writable=True)) as session:
         model = _Rounded(session, job, text.chunks)
         for done, (name, kind) in enumerate(job.types.items()):
-            emit(Progress(done, len(job.types), f"rounding {name}"))
+            listener.step(done, len(job.types), f"rounding {name}")
             model.give(name, kind)
         before = model.measure()
         found = Refined(dict(job.types), before.mean or 0.0, before.mean or 0.0)
-        _search(emit, job, model, before, found)
+        _search(job, model, before, found, listener)
     found.text = text
     found.elapsed_s = round(time.monotonic() - started, 1)
     return found
 
 
-def _search(emit: Callable[[object], None], job: RefineJob, model: _Rounded, before: ChunkMean, found: Refined) -> None:
+def _search(job: RefineJob, model: _Rounded, before: ChunkMean, found: Refined, listener: Listener) -> None:
     room, failures = job.room, 0
     failed: Counter[Step] = Counter()
     seen: set[tuple[Step, ...]] = set()
@@ -79,7 +79,7 @@ def _search(emit: Callable[[object], None], job: RefineJob, model: _Rounded, bef
             failed.update(one.steps)
             for step in one.steps:
                 model.give(step.tensor, step.before)
-        emit(Progress(found.tried, job.trials, f"exchanges, {len(found.kept)} kept"))
+        listener.step(found.tried, job.trials, f"exchanges, {len(found.kept)} kept")
     found.kld_after = before.mean or 0.0
 
 

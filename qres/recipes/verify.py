@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from qres import levels
 from qres.errors import InputError
-from qres.events import Listener, in_mib
+from qres.events import Listener
 from qres.files import require_unchanged, stamp
-from qres.gguf.difference import content_digest, shape_difference, tokenizer_difference, vector_difference
-from qres.gguf.imatrix import Imatrix
+from qres.gguf.difference import shape_difference, tokenizer_difference, vector_difference
 from qres.gguf.inventory import Inventory
 from qres.levels import LevelSpec
 from qres.measure.job import Compared, ComparisonJob
+from qres.measure.tasks import CompareTask
 from qres.metrics.means import paired_se
 from qres.native import worker
 from qres.printable import show
 from qres.quantize.cache import level_file
+from qres.quantize.original import Original, with_digest
 from qres.records.recipe import Expected, Measure, Pairing, Recipe, Verification
 from qres.text.chunks import Fresh
 from qres.text.source import Source
@@ -61,20 +62,18 @@ def require_built(recipe: Recipe, reference: Inventory, built: Inventory) -> Non
 
 
 def verify(
-    reference: Inventory,
+    original: Original,
     built: Sequence[tuple[Recipe, Inventory]],
     wanted: Sequence[LevelSpec] | None,
-    imatrix: Imatrix | None,
     options: VerifyOptions,
     listener: Listener,
 ) -> list[Verification]:
     """Measure files made from recipes of one scan, and levels beside them.
 
     Args:
-        reference: The 16-bit model.
+        original: The 16-bit model, and the importance matrix that the levels are made with: the recipes' own.
         built: Each recipe with its file, checked by `require_built`.
         wanted: Levels to compare all of them with; None for those that each recipe names.
-        imatrix: What the levels are made with: the recipes' own.
         options: The text, and how to run.
         listener: Hears of progress.
 
@@ -87,7 +86,7 @@ def verify(
     """
     named = {stock.level: levels.LEVELS_BY_NAME[stock.level] for recipe, _ in built for stock in recipe.stock}
     rivals = {level.name: level for level in wanted} if wanted is not None else named
-    files = _levels(reference, list(rivals.values()), imatrix, options, listener)
+    reference, files = original.reference, _levels(original, list(rivals.values()), options, listener)
     inventories = [*(inventory for _, inventory in built), *files]
     selection = built[0][0].selection
     job = ComparisonJob(
@@ -102,8 +101,8 @@ def verify(
         n_gpu_layers=options.n_gpu_layers,
     )
     stamps = [stamp(path) for one in (reference, *inventories) for path in one.shards]
-    listener.stage("verifying", None)
-    text, found = worker.run(_compare, lambda event: listener.step(event.done, event.total, event.doing), job)
+    listener.stage("verifying")
+    text, found = worker.run(CompareTask(job), listener)
     require_unchanged(stamps)
     measured = {
         name: (compared, inventory)
@@ -118,28 +117,13 @@ def verify(
 
 
 def _levels(
-    reference: Inventory,
-    wanted: Sequence[LevelSpec],
-    imatrix: Imatrix | None,
-    options: VerifyOptions,
-    listener: Listener,
+    original: Original, wanted: Sequence[LevelSpec], options: VerifyOptions, listener: Listener
 ) -> list[Inventory]:
     """The levels, from the cache or made now."""
     if not wanted:
         return []
-    stamps = [stamp(path) for path in reference.shards]
-    listener.stage("reading the reference", None)
-    digest = content_digest(reference.shards, in_mib(listener))
-    run = (options.cache, options.threads, listener, stamps, imatrix)
-    return [level_file(reference, digest, level, *run) for level in wanted]
-
-
-def _compare(
-    emit: Callable[[object], None], job: ComparisonJob
-) -> tuple[Fresh, list[Compared]]:  # in the worker: only there is llama.cpp loaded
-    from qres.measure.compare import compare
-
-    return compare(emit, job)
+    model = with_digest(original, listener)
+    return [level_file(model, level, options.cache, listener) for level in wanted]
 
 
 def _verification(

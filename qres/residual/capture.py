@@ -181,7 +181,7 @@ def force(session: Session, rmap: ResidualMap, tokens: Sequence[int], reference:
         if branch.closes:
             handlers[branch.add] = replace(branch.index)
     logits = _run(session, rmap, tokens, handlers)
-    return Forced(tuple(errors[i] for i in range(len(rmap.branches) + 1)), logits)
+    return Forced(tuple(errors[i] for i in range(rmap.n_points)), logits)
 
 
 def inject(session: Session, rmap: ResidualMap, tokens: Sequence[int], errors: Mapping[int, Floats]) -> Floats:

@@ -3,8 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from qres.residual.branch import Branch
+
+
+@dataclass(frozen=True)
+class MapUnit:
+    """What is quantized alone to see what it does: the embedding, a branch, or the head."""
+
+    index: int
+    """Place in `ResidualMap.units`; of the embedding and the branches also the stream point after it."""
+    name: str
+    """`embedding`, `head`, or the branch's `<layer>.<kind>`."""
+    kind: str
+    """`embedding`, `branch` or `head`."""
+    layer: int | None
+    branch: str
+    """Kind of the branch, such as `ffn`; `embedding` and `head` for themselves."""
+    label: str
+    """llama.cpp's name of the tensor, for people; empty for the head."""
+    weights: tuple[str, ...]
+    """Tensors of the file behind it."""
+
+    @property
+    def is_head(self) -> bool:
+        """It comes after the last stream point: its error is never in the stream."""
+        return self.kind == "head"
 
 
 @dataclass(frozen=True)
@@ -20,21 +45,32 @@ class ResidualMap:
     checks: dict[int, tuple[str, str]]
     """Operation and name at each ordinal used, to be compared on every later decode (docs/facts.md, 3)."""
 
+    @property
+    def n_points(self) -> int:
+        """Stream points: one after the embedding and one after each branch."""
+        return len(self.branches) + 1
 
-def is_tied(rmap: ResidualMap) -> bool:
-    """The embedding's matrix is the head's, too."""
-    return bool(set(rmap.embedding_weights) & set(rmap.head_weights))
+    @cached_property
+    def units(self) -> tuple[MapUnit, ...]:
+        """The embedding, the branches in order, the head."""
+        start, label = self.embedding_weights, self.checks[self.embedding][1]
+        return (
+            MapUnit(0, "embedding", "embedding", None, "embedding", label, start),
+            *(MapUnit(b.index, b.unit, "branch", b.layer, b.kind, b.label, b.weights) for b in self.branches),
+            MapUnit(self.n_points, "head", "head", None, "head", "", self.head_weights),
+        )
 
+    @property
+    def in_stream(self) -> tuple[MapUnit, ...]:
+        """All units but the head: those that a stream point follows."""
+        return self.units[:-1]
 
-def unit_weights(rmap: ResidualMap, index: int) -> tuple[str, ...]:
-    """Tensors of unit 0 (embedding), 1..M (branches) or M + 1 (head)."""
-    if index == 0:
-        return rmap.embedding_weights
-    return rmap.head_weights if index > len(rmap.branches) else rmap.branches[index - 1].weights
+    @property
+    def head(self) -> MapUnit:
+        """The last unit."""
+        return self.units[-1]
 
-
-def unit_name(rmap: ResidualMap, index: int) -> str:
-    """Name of unit 0 (embedding), 1..M (branches) or M + 1 (head)."""
-    if index == 0:
-        return "embedding"
-    return "head" if index > len(rmap.branches) else rmap.branches[index - 1].unit
+    @property
+    def is_tied(self) -> bool:
+        """The embedding's matrix is the head's, too."""
+        return bool(set(self.embedding_weights) & set(self.head_weights))

@@ -17,7 +17,7 @@ from qres.native import ggml
 from qres.native.graph import VIEWS, Graph, Node, Recorder
 from qres.native.session import Floats, Session
 from qres.records.stream import NonFinite
-from qres.residual.map import ResidualMap, unit_name
+from qres.residual.map import ResidualMap
 from qres.text.chunks import Chunk
 
 _MATMULS = frozenset({"MUL_MAT", "MUL_MAT_ID"})
@@ -161,6 +161,6 @@ def _unit(rmap: ResidualMap | None, ordinal: int) -> str:
     if rmap is None:
         return ""
     if ordinal <= rmap.embedding:
-        return unit_name(rmap, 0)
+        return rmap.units[0].name
     ends = (branch.index for branch in rmap.branches if ordinal <= max(branch.node, branch.add))
-    return unit_name(rmap, min(ends, default=len(rmap.branches) + 1))
+    return rmap.units[min(ends, default=rmap.head.index)].name

@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor
 
 from qres.errors import UnsupportedError
+from qres.events import Listener
 from qres.gguf.inventory import Inventory
 from qres.native.graph import Graph
 from qres.native.session import Session
@@ -54,20 +54,13 @@ class Request:
     """Largest KLD between llama.cpp and the replay at which predictions are made."""
 
 
-class Events(Protocol):
-    """Hears how it gets on."""
-
-    def predicting(self, done: int, total: int, doing: str) -> None:
-        """Progress."""
-
-
 def predict(
     reference: Session,
     inventory: Inventory,
     chunks: Sequence[Chunk],
     rmap: ResidualMap | None,
     request: Request,
-    events: Events,
+    listener: Listener,
     inputs: Inputs | None = None,
 ) -> Prediction:
     """Predict the KLD of giving each tensor each type.
@@ -78,7 +71,7 @@ def predict(
         chunks: Token ids, all of one length.
         rmap: Where the residual stream is; None where it is not known: tensors then belong to no unit.
         request: What to predict.
-        events: Hears of progress.
+        listener: Hears of progress.
         inputs: Filled with what an importance matrix needs; None where none is wanted.
 
     Returns:
@@ -90,7 +83,7 @@ def predict(
     """
     torch.set_num_threads(request.threads)
     started = time.monotonic()
-    work = _Adjoint(reference, inventory, rmap, request, events, inputs)
+    work = _Adjoint(reference, inventory, rmap, request, listener, inputs)
     try:
         work.replay_all(chunks)
         if work.found.used:
@@ -110,10 +103,10 @@ class _Adjoint:
         inventory: Inventory,
         rmap: ResidualMap | None,
         request: Request,
-        events: Events,
+        listener: Listener,
         inputs: Inputs | None,
     ) -> None:
-        self.reference, self.rmap, self.request, self.events = reference, rmap, request, events
+        self.reference, self.rmap, self.request, self.listener = reference, rmap, request, listener
         self.weights = Weights(inventory, torch.device(request.device), request.threads)
         self.inputs = inputs
         dtype = _dtype(request)
@@ -128,7 +121,7 @@ class _Adjoint:
 
     def _step(self, doing: str) -> None:
         self._done += 1
-        self.events.predicting(self._done, self._total, doing)
+        self.listener.step(min(self._done, self._total), self._total, doing)
 
     # -- forward
 
@@ -254,7 +247,7 @@ class _Adjoint:
         if after:
             return after[0]
         if site.tensor in self.rmap.head_weights:
-            return len(self.rmap.branches) + 1
+            return self.rmap.head.index
         return having[-1].index if having else None
 
 

@@ -16,6 +16,8 @@ from qres.sensitivity.prediction import Prediction
 
 MIN_UNITS = 16
 """Patched per level however short the scan: half of them to test the prediction."""
+RANDOM_UNITS = 8
+"""Patched per level although the prediction did not choose them."""
 
 
 def budget(rest_decodes: int, levels: int, rank_chunks: int) -> int:
@@ -42,13 +44,6 @@ def choose(injected_errors: Sequence[float | None], count: int) -> tuple[int, ..
     """
     ranked = sorted(range(len(injected_errors)), key=lambda i: -(injected_errors[i] or 0.0))
     return tuple(i for i in ranked[:count] if injected_errors[i])
-
-
-RANDOM_UNITS = 8
-"""Patched per level although the prediction did not choose them."""
-
-
-# -- which units to patch
 
 
 def choose_predicted(

@@ -11,7 +11,7 @@ import numpy as np
 from qres.metrics.means import spearman
 from qres.records.sensitivity import Calibration, Trust
 from qres.records.units import Unit
-from qres.residual.map import ResidualMap, unit_name
+from qres.residual.map import ResidualMap
 from qres.sensitivity.prediction import Prediction, added
 
 # -- records
@@ -32,11 +32,11 @@ def with_predictions(
     units: Sequence[Unit], rmap: ResidualMap, prediction: Prediction, types: Mapping[str, str], factor: float
 ) -> tuple[Unit, ...]:
     """Units with their calibrated predictions."""
-    names = {unit_name(rmap, i): i for i in range(len(rmap.branches) + 2)}
+    indices = {unit.name: unit.index for unit in rmap.units}
     sums = prediction.level(types)
     rows = []
     for unit in units:
-        found = sums.get(names[unit.unit])
+        found = sums.get(indices[unit.unit])
         if found is None:
             rows.append(unit)
             continue

@@ -11,6 +11,7 @@ from typing import Any
 
 import psutil
 
+from qres.events import Logged
 from qres.gguf import model_file
 from qres.levels import fitting_type
 from qres.metrics.means import ChunkMean, spearman
@@ -29,11 +30,6 @@ CHUNKS = 2
 LIMIT = 1e-5
 
 Say = Callable[..., None]
-
-
-class _Deaf:
-    def predicting(self, _done: int, _total: int, _doing: str) -> None:
-        """Not drawn."""
 
 
 class _Memory:
@@ -90,7 +86,7 @@ def measure(files: Sequence[Path], rank: Sequence[Chunk], report: Sequence[Chunk
 
     def run(chunks: Sequence[Chunk], draws: int, of: Mapping[str, tuple[str, ...]]) -> Prediction:
         request = Request(of, {}, draws, "cpu", "auto", THREADS, LIMIT)
-        return predict(reference, inventory, chunks, rmap, request, _Deaf())
+        return predict(reference, inventory, chunks, rmap, request, Logged())
 
     plain = sum(seconds(lambda c=chunk: reference.decode(c)) for chunk in rank)  # type: ignore[misc]
     with _timed_quantizer() as quantizing, _Memory().watched() as memory:

@@ -14,12 +14,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from qres import levels
+from qres.events import Logged
 from qres.gguf import imatrix, model_file
 from qres.gguf.imatrix import Imatrix
-from qres.gguf.inventory import Inventory
 from qres.pipeline.options import ScanOptions
 from qres.pipeline.run import scan
 from qres.quantize import cache
+from qres.quantize.original import Original, original
 from qres.recipes import budget, build, verify, wishes
 from qres.recipes.choices import Choices
 from qres.recipes.plan import make
@@ -37,26 +38,10 @@ CHUNKS = 8
 Say = Callable[..., None]
 
 
-class Quiet:
-    """Hears and says nothing."""
-
-    def stage(self, title: str, total: int | None) -> None:
-        """Not drawn."""
-
-    def step(self, done: int, total: int, doing: str = "") -> None:
-        """Not drawn."""
-
-    def note(self, text: str) -> None:
-        """Not drawn."""
-
-    def warn(self, text: str) -> None:
-        """Not drawn."""
-
-
 def measure(model: Path, threads: int, say: Say) -> None:
     """Scan a model at two levels, then build and measure ten recipes."""
     options = ScanOptions(model=model, levels=LEVELS, chunks=4, rank_chunks=2, threads=threads)
-    compare(scan(options, Quiet()), model, None, threads, say)
+    compare(scan(options, Logged()), model, None, threads, say)
 
 
 def compare(result: Result, model: Path, matrix: Imatrix | None, threads: int, say: Say) -> None:
@@ -65,7 +50,7 @@ def compare(result: Result, model: Path, matrix: Imatrix | None, threads: int, s
     started = time.perf_counter()
     plans = [make(choices, budget.parse(text), wishes.Wishes()) for text in (*BUDGETS, *SPREAD)]
     say("choosing ten recipes", time.perf_counter() - started, "", " s")
-    found = _verified(model_file.read(model), plans, matrix, threads)
+    found = _verified(original(model_file.read(model), matrix, threads), plans)
     for plan, row in zip(plans, found, strict=True):
         _say_recipe(plan, row, say)
     _say_gap(found[2], "+0.10bpw", 0.40, say)
@@ -75,19 +60,17 @@ def compare(result: Result, model: Path, matrix: Imatrix | None, threads: int, s
     say("measured KLD inside the predicted interval, of ten", sum(bool(row.inside) for row in found), "at least 9")
 
 
-def _verified(
-    reference: Inventory, plans: Sequence[Recipe], matrix: Imatrix | None, threads: int
-) -> list[Verification]:
+def _verified(model: Original, plans: Sequence[Recipe]) -> list[Verification]:
     sources = (source.built_in("report"), source.built_in("rank"))
-    options = verify.VerifyOptions(sources, CHUNKS, threads, 0, cache.default_folder())
+    options = verify.VerifyOptions(sources, CHUNKS, model.threads, 0, cache.default_folder())
     made = []
     with tempfile.TemporaryDirectory() as folder:
         for i, plan in enumerate(plans):
             target = Path(folder) / f"{i}.gguf"
-            build.build(reference, plan, target, matrix, threads, Quiet())  # raises where a type is not as planned
+            build.build(model, plan, target, Logged())  # raises where a type is not as planned
             made.append((plan, model_file.read(target)))
         rivals = [levels.LEVELS_BY_NAME[name] for name in LEVELS]
-        return verify.verify(reference, made, rivals, matrix, options, Quiet())
+        return verify.verify(model, made, rivals, options, Logged())
 
 
 def _say_recipe(plan: Recipe, row: Verification, say: Say) -> None:

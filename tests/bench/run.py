@@ -15,8 +15,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from qres.events import Logged
 from qres.gguf import model_file
 from qres.measure.lockstep import Lockstep
+from qres.measure.progress import DecodeProgress
+from qres.measure.state import State
 from qres.native.memory import layout
 from qres.native.quantizer import quantize
 from qres.native.session import Session, SessionOptions
@@ -116,19 +119,11 @@ def _peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-class _Deaf:
-    """Listens to no events."""
-
-    def working(self, _model: str) -> None:
-        """Not drawn."""
-
-    def step(self, _doing: str) -> None:
-        """Not drawn."""
-
-
 def _whole(reference: Session, levels: list[Session], chunk: chunks.Chunk, weights: frozenset[str]) -> None:
     """A chunk of a scan (reference, two levels twice, units) against the plain decodes it needs."""
-    lockstep = Lockstep(reference, ("a", "b"), dict(enumerate(levels)), THREADS, _Deaf(), weights)
+    lockstep = Lockstep(
+        reference, ("a", "b"), dict(enumerate(levels)), THREADS, DecodeProgress(Logged()), weights, State()
+    )
     lockstep.map_streams(chunk)
     stats = lockstep.new_stats()
 

@@ -17,10 +17,12 @@ from qres.gguf.format.tensor import Tensor
 from qres.pipeline import candidates, checks
 from qres.pipeline.options import ScanOptions
 from qres.quantize import cache
+from qres.quantize.original import original
 from tests import tiny
 from tests.gguf.imatrices import as_dat, as_gguf, dat_end
 from tests.gguf.test_model_file import put
 from tests.inputs.case import full
+from tests.listening import Heard
 
 UP, DOWN = "blk.0.ffn_up.weight", "blk.0.ffn_down_exps.weight"
 
@@ -212,9 +214,10 @@ def test_level_made_with_one_is_another_file(reference: inventory.Inventory, tmp
     found = whole(reference, tmp_path)
     changed = replace(found, entries={name: entry * 2 for name, entry in found.entries.items()})
     level = levels.parse("Q4_K_M")
-    paths = {cache.level_path(tmp_path, reference, "d", level, "1", one) for one in (None, found, changed)}
-    assert len(paths) == 3
-    assert cache.level_path(tmp_path, reference, "d", level, "1") in paths
+    models = [replace(original(reference, one, 1), digest="d") for one in (None, found, changed)]
+    plain, *others = (cache.level_path(tmp_path, model, level, "1") for model in models)
+    assert len({plain, *others}) == 3
+    assert "imatrix" not in plain.name
 
 
 def test_levels_that_need_one_become_possible() -> None:
@@ -223,22 +226,6 @@ def test_levels_that_need_one_become_possible() -> None:
     with pytest.raises(UsageError, match="IQ1_S needs an importance matrix") as caught:
         candidates.levels_to_make(names)
     assert "--imatrix" in caught.value.hint
-
-
-class Notes:
-    """A listener that keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-
-    def stage(self, title: str, total: int | None) -> None: ...
-
-    def step(self, done: int, total: int, doing: str = "") -> None: ...
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-
-    def warn(self, text: str) -> None: ...
 
 
 def test_scan_says_what_has_no_entry(reference: inventory.Inventory, tmp_path: Path) -> None:
@@ -253,12 +240,12 @@ def test_scan_says_what_has_no_entry(reference: inventory.Inventory, tmp_path: P
         chunks=1,
         chunk_size=4,
     )
-    listener = Notes()
+    listener = Heard()
     options = ScanOptions(reference.path, imatrix=path)
     read = checks.given_imatrix(options, (reference,), listener)
     assert read is not None
     assert sorted(read.entries) == sorted(kept)
-    assert listener.notes == ["part.gguf has no entry for blk.0.ffn_gate.weight and 2 more: quantized without"]
+    assert listener.texts("note") == ["part.gguf has no entry for blk.0.ffn_gate.weight and 2 more: quantized without"]
     assert checks.given_imatrix(ScanOptions(reference.path), (reference,), listener) is None
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from qres.errors import NativeError, QresError
+from qres.events import Logged
 from qres.gguf import model_file
 from qres.measure.job import Job, Measured
 from tests import archs
@@ -42,7 +43,7 @@ def measure_all(emit: Callable[[object], None], names: list[str], folder: Path) 
         try:
             model_file.require_language_model(model_file.read(model), "reference")
             quantize(model, level, 15, 1)
-            emit((name, measure(lambda _: None, job_for(model, level))))
+            emit((name, measure(job_for(model, level), Logged())))
         except QresError as error:
             emit((name, error))
         finally:

@@ -20,8 +20,7 @@ import pytest
 
 from qres.errors import InputError
 from qres.measure import checkpoint, summary
-from qres.measure.checkpoint import State
-from qres.measure.lockstep import LevelStats
+from qres.measure.state import LevelStats, State
 from qres.metrics.means import ChunkMean
 from qres.metrics.output import OutputStats, TokenScores, score, score_reference
 from qres.metrics.quantiles import Quantiles

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from qres.errors import NativeError
+from qres.errors import CrashError, NativeError
+from qres.events import Event, Listener, Logged
 from qres.gguf import model_file
 from qres.native import ggml, worker
 from qres.native.quantizer import planned_types, quantize
@@ -20,6 +21,7 @@ from qres.residual.capture import capture, force, identity_error, inject
 from qres.residual.map import ResidualMap
 from qres.residual.trace import trace
 from tests import tiny
+from tests.listening import Heard
 
 pytestmark = pytest.mark.model
 
@@ -176,67 +178,100 @@ def test_quantizer_removes_a_partial_file(model: Path, tmp_path: Path) -> None:
 # -- the worker process
 
 
-def work_crash(_emit: Callable[[object], None], number: int) -> None:
-    os.write(2, b"ggml.c:1234: GGML_ASSERT(something) failed\n")
-    os.kill(os.getpid(), number)
+@dataclass(frozen=True)
+class Crash:
+    number: int
+
+    def work(self, listener: Listener) -> None:
+        listener.working("the model")
+        os.write(2, b"ggml.c:1234: GGML_ASSERT(something) failed\n")
+        os.kill(os.getpid(), self.number)
 
 
-def work_segfault(_emit: Callable[[object], None]) -> None:
-    ctypes.string_at(0)
+class Segfault:
+    def work(self, _listener: Listener) -> None:
+        ctypes.string_at(0)
 
 
-def work_fails(_emit: Callable[[object], None]) -> None:
-    raise NativeError("told", "hint")
+class Fails:
+    def work(self, _listener: Listener) -> None:
+        raise NativeError("told", "hint")
 
 
-def work_bug(_emit: Callable[[object], None]) -> None:
-    raise KeyError("a bug")
+class Bug:
+    def work(self, _listener: Listener) -> None:
+        raise KeyError("a bug")
 
 
-def work_counts(emit: Callable[[object], None], n: int) -> int:
-    for i in range(n):
-        emit(i)
-    return n * n
+@dataclass(frozen=True)
+class Counts:
+    n: int
+
+    def work(self, listener: Listener) -> int:
+        for i in range(self.n):
+            listener.step(i, self.n)
+        return self.n * self.n
 
 
-def test_worker_brings_events_and_result() -> None:
-    events: list[int] = []
-    assert worker.run(work_counts, events.append, 5) == 25
-    assert events == [0, 1, 2, 3, 4]
+class SaysAll:
+    def work(self, listener: Listener) -> None:
+        listener.stage("a stage")
+        listener.step(1, 2, "doing")
+        listener.working("a model")
+        listener.note("a note")
+        listener.warn("a warning")
 
 
-def test_worker_turns_an_abort_into_its_last_words() -> None:
-    with pytest.raises(NativeError, match=r"died with SIGABRT: ggml.c:1234: GGML_ASSERT\(something\) failed"):
-        worker.run(work_crash, lambda _: None, 6)
+def test_worker_brings_what_is_told_and_the_result() -> None:
+    heard = Heard()
+    assert worker.run(Counts(5), heard) == 25
+    assert heard.calls == [Event("step", (i, 5, "")) for i in range(5)]
+
+
+def test_worker_brings_every_call_of_a_listener() -> None:
+    inside, heard = Heard(), Heard()
+    SaysAll().work(inside)
+    worker.run(SaysAll(), heard)
+    assert heard.calls == inside.calls
+    assert {event.call for event in heard.calls} == {name for name in vars(Listener) if not name.startswith("_")}
+
+
+def test_worker_turns_an_abort_into_its_last_words_and_knows_who_worked() -> None:
+    words = r"died with SIGABRT: ggml.c:1234: GGML_ASSERT\(something\) failed"
+    with pytest.raises(CrashError, match=words) as caught:
+        worker.run(Crash(6), Logged())
+    assert (caught.value.working, caught.value.killed) == ("the model", False)
 
 
 def test_worker_turns_a_segfault_into_an_error() -> None:
-    with pytest.raises(NativeError, match="died with SIGSEGV"):
-        worker.run(work_segfault, lambda _: None)
+    with pytest.raises(CrashError, match="died with SIGSEGV") as caught:
+        worker.run(Segfault(), Logged())
+    assert caught.value.working == ""
 
 
 def test_worker_killed_from_outside_hints_at_memory() -> None:
-    with pytest.raises(NativeError, match="out of memory"):
-        worker.run(work_crash, lambda _: None, 9)
+    with pytest.raises(CrashError, match="out of memory") as caught:
+        worker.run(Crash(9), Logged())
+    assert caught.value.killed
 
 
 def test_worker_passes_errors_on() -> None:
     with pytest.raises(NativeError) as caught:
-        worker.run(work_fails, lambda _: None)
+        worker.run(Fails(), Logged())
     assert (caught.value.message, caught.value.hint, caught.value.exit_code) == ("told", "hint", 5)
 
 
 def test_worker_names_a_bug() -> None:
     with pytest.raises(NativeError, match="internal error: KeyError: 'a bug'"):
-        worker.run(work_bug, lambda _: None)
+        worker.run(Bug(), Logged())
 
 
 def test_worker_dies_when_a_listener_fails() -> None:
-    def fail(_event: object) -> None:
+    def fail(_event: Event) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        worker.run(work_counts, fail, 10**9)
+        worker.run(Counts(10**9), Heard(fail))
 
 
 def test_layout_is_checked(model: Path) -> None:

@@ -22,6 +22,7 @@ from qres.pipeline import assemble, sizes
 from qres.pipeline import warnings as warnings_module
 from qres.pipeline.assemble import Inputs
 from qres.pipeline.candidates import Candidate
+from qres.pipeline.options import ScanOptions
 from qres.records import as_json
 from qres.records.files import SharedTensors
 from qres.records.recipe import FileTensor, Rung
@@ -35,7 +36,8 @@ from tests.examples.result import example
 HALF = F16_MAX / 2
 EXAMPLE = example()
 DOWN = "blk.1.ffn_down.weight"
-TEXTS = chunks.Texts(rank=((1, 2), (3, 4)), report=((5, 6), (3, 4)), rank_name="", report_name="", unused=0)
+TEXTS = chunks.Texts(rank=((1, 2), (3, 4)), report=((5, 6), (3, 4)), rank_name="rank", report_name="report", unused=5)
+ONE_CHUNK = dataclasses.replace(TEXTS, report=TEXTS.report[:1])
 NOT_PREDICTED = Sensitivity(False, "not tried", None, None, 1e-5, 0, 0, 1, "", "cpu", "", 0.0)
 
 
@@ -68,12 +70,6 @@ def measured(*levels: MeasuredLevel, **changes: Any) -> Measured:  # noqa: ANN40
         n_embd=256,
         n_vocab=49_152,
         n_ctx_train=512,
-        n_ctx=64,
-        chunks=8,
-        rank_chunks=2,
-        text="report",
-        rank_text="rank",
-        unused_tokens=5,
         massive_tokens=1,
         noise_floor=EXAMPLE.noise_floor,
         no_noise_floor="",
@@ -103,13 +99,18 @@ def inputs(model: Inventory, *names: str, **changes: Any) -> Inputs:  # noqa: AN
     return dataclasses.replace(plain, **changes)
 
 
-def settings(found: Measured) -> Settings:
-    return assemble.settings(2, 0, False, found, TEXTS, 1.26)
+def settings(found: Measured, texts: chunks.Texts = TEXTS) -> Settings:
+    return assemble.settings(ScanOptions(Path("m.gguf"), threads=2), found, texts, 1.26)
 
 
-def result(model: Inventory, found: Measured, **changes: Any) -> Result:  # noqa: ANN401 - fields of Inputs
+def result(
+    model: Inventory,
+    found: Measured,
+    texts: chunks.Texts = TEXTS,
+    **changes: Any,  # noqa: ANN401 - fields of Inputs
+) -> Result:
     names = (*(level.name for level in found.levels), *found.failed)
-    return assemble.result(inputs(model, *names, **changes), found, settings(found))
+    return assemble.result(inputs(model, *names, **changes), found, settings(found, texts))
 
 
 def broken(**changes: Any) -> NonFinite:  # noqa: ANN401 - fields of NonFinite
@@ -239,7 +240,7 @@ def test_result_lists_everything_that_was_left_out(model: Inventory) -> None:
 
 
 def test_result_keeps_remarks_first(model: Inventory) -> None:
-    found = result(model, measured(chunks=1), remarks=("another model",))
+    found = result(model, measured(), ONE_CHUNK, remarks=("another model",))
     assert found.warnings[0] == "another model"
     assert len(found.warnings) > 1
 
@@ -306,8 +307,7 @@ BROKEN = [
 
 @pytest.mark.parametrize(("changes", "words", "not_words"), BROKEN)
 def test_warning_of_broken_numbers(model: Inventory, changes: dict[str, Any], words: str, not_words: str) -> None:
-    found = measured()
-    (warning,) = warnings_module.warnings(found, [], [broken(**changes)], [])
+    (warning,) = warnings_module.warnings(settings(measured()), [], [broken(**changes)], [])
     assert warning.startswith("Q4_K_M: values stop being finite")
     assert words in warning
     assert not_words not in warning
@@ -316,13 +316,17 @@ def test_warning_of_broken_numbers(model: Inventory, changes: dict[str, Any], wo
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"chunks": 1}, "no standard errors"),
-        ({"text": "rank"}, "ranked on the text that reports them"),
-        ({"levels": (measured_level(nonfinite_tokens=31),)}, "31 positions"),
+        ({"report": ONE_CHUNK.report}, "no standard errors"),
+        ({"report_name": "rank"}, "ranked on the text that reports them"),
     ],
 )
-def test_warnings_of_a_thin_measurement(model: Inventory, changes: dict[str, Any], words: str) -> None:
-    warnings = result(model, measured(**changes)).warnings
+def test_warnings_of_a_thin_text(model: Inventory, changes: dict[str, Any], words: str) -> None:
+    warnings = result(model, measured(), dataclasses.replace(TEXTS, **changes)).warnings
+    assert [words in warning for warning in warnings] == [True]
+
+
+def test_warning_of_positions_that_are_left_out(model: Inventory) -> None:
+    words, warnings = "31 positions", result(model, measured(measured_level(nonfinite_tokens=31))).warnings
     assert [words in warning for warning in warnings] == [True]
 
 
@@ -366,7 +370,9 @@ def test_extremes_are_the_largest_first(model: Inventory) -> None:
 )
 def test_warning_of_extremes_names_the_largest(what: str, words: str) -> None:
     row = Extreme("reference", what, None, "token_embd.weight", 70_000.0)
-    (warning,) = warnings_module.warnings(measured(), [], [], [row, dataclasses.replace(row, absmax=40_000.0)])
+    (warning,) = warnings_module.warnings(
+        settings(measured()), [], [], [row, dataclasses.replace(row, absmax=40_000.0)]
+    )
     assert words in warning
     assert "65,504" in warning
 

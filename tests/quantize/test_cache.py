@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import gguf
 import numpy as np
@@ -12,12 +13,14 @@ import numpy.typing as npt
 import pytest
 
 from qres import levels
-from qres.errors import InputError
+from qres.errors import InputError, NativeError
+from qres.events import Listener, Logged
 from qres.gguf import magnitudes, model_file
 from qres.gguf.inventory import Inventory
 from qres.native import worker
 from qres.pipeline import sizes
-from qres.quantize import cache, ladder
+from qres.quantize import cache, ladder, make
+from qres.quantize.original import original, with_digest
 from tests import tiny
 
 
@@ -31,7 +34,13 @@ class Usage(NamedTuple):
 
 def left(folder: Path) -> list[str]:
     """What a failure left, but for the lock."""
-    return [path.name for path in folder.iterdir() if path.suffix != ".lock"]
+    return [path.name for path in folder.rglob("*") if path.is_file() and path.suffix != ".lock"]
+
+
+def level_file(reference: Inventory, folder: Path) -> Inventory:
+    return cache.level_file(
+        with_digest(original(reference, None, 1), Logged()), levels.parse("Q4_K_M"), folder, Logged()
+    )
 
 
 @pytest.fixture
@@ -48,7 +57,8 @@ def test_default_folder_is_what_the_environment_says(monkeypatch: pytest.MonkeyP
 
 def test_level_path_depends_on_content_level_and_quantizer(reference: Inventory, tmp_path: Path) -> None:
     def path(digest: str, level: str, version: str) -> Path:
-        return cache.level_path(tmp_path, reference, digest, levels.parse(level), version)
+        model = replace(original(reference, None, 1), digest=digest)
+        return cache.level_path(tmp_path, model, levels.parse(level), version)
 
     paths = {path("a" * 64, "Q4_K_M", "1"), path("b" * 64, "Q4_K_M", "1"), path("a" * 64, "Q6_K", "1")}
     paths.add(path("a" * 64, "Q4_K_M", "2"))
@@ -62,26 +72,24 @@ def test_make_refuses_when_the_disk_is_full(
     monkeypatch.setattr(worker, "run", lambda *_: [{}])  # the dry run
     monkeypatch.setattr(ladder, "planned_bytes", lambda *_: 100 * 2**20)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(2**40, 2**40, 120 * 2**20))
-    target = tmp_path / "cache" / "level.gguf"
     with pytest.raises(InputError, match=r"Q4_K_M needs 100 MiB in .*cache, 120 MiB are free"):
-        cache.make(reference, levels.parse("Q4_K_M"), target, 1, lambda *_: None)
-    assert not left(target.parent)
+        level_file(reference, tmp_path / "cache")
+    assert not left(tmp_path / "cache")
 
 
 def test_make_refuses_a_file_that_is_not_what_was_asked_for(
     reference: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run(work: Any, _on_event: Any, source: Path, *rest: Any) -> list[dict[str, str]] | None:  # noqa: ANN401 - stands for any work
-        if work is ladder._planned:
+    def run(task: ladder._PlanTask | make._QuantizeTask, _listener: Listener) -> list[dict[str, str]] | None:
+        if isinstance(task, ladder._PlanTask):
             return [{}]
-        shutil.copy(source, rest[0])  # the reference itself, not a Q4_K_M
+        shutil.copy(task.source, task.target)  # the reference itself, not a Q4_K_M
         return None
 
     monkeypatch.setattr(worker, "run", run)
-    target = tmp_path / "cache" / "level.gguf"
-    with pytest.raises(Exception, match="wrote F16 where Q4_K_M was asked for"):
-        cache.make(reference, levels.parse("Q4_K_M"), target, 1, lambda *_: None)
-    assert not left(target.parent)
+    with pytest.raises(NativeError, match="wrote F16 where Q4_K_M was asked for"):
+        level_file(reference, tmp_path / "cache")
+    assert not left(tmp_path / "cache")
 
 
 def test_types_16bit_follow_the_range(tmp_path: Path) -> None:

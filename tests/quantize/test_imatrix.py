@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
@@ -11,9 +12,11 @@ import pytest
 
 from qres import levels
 from qres.errors import NativeError
+from qres.events import Logged
 from qres.gguf import imatrix, inventory, model_file
 from qres.native.blocks import quantize
 from qres.quantize import cache
+from qres.quantize.original import original
 from tests import tiny
 
 pytestmark = pytest.mark.model
@@ -38,8 +41,8 @@ def importance(reference: inventory.Inventory) -> imatrix.Imatrix:
 
 def made(reference: inventory.Inventory, name: str, folder: Path, given: imatrix.Imatrix | None) -> Path:
     level = levels.parse(name)
-    target = cache.level_path(folder, reference, "digest", level, "1", given)
-    return cache.make(reference, level, target, 2, lambda *_: None, imatrix=given).path
+    model = replace(original(reference, given, 2), digest="digest")
+    return cache.level_file(model, level, folder, Logged()).path
 
 
 def matrices(path: Path) -> Iterator[gguf.ReaderTensor]:

@@ -20,6 +20,7 @@ from torch.nn import functional
 
 from qres import levels
 from qres.errors import InputError, NativeError, UsageError
+from qres.events import Logged
 from qres.gguf import difference, imatrix, model_file
 from qres.gguf.format.tensor import Tensor
 from qres.gguf.inventory import Inventory
@@ -306,7 +307,7 @@ def made(scanned: Scanned, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     for text in ("4.5bpw", "4.8bpw", "5.2bpw", "5.6bpw", "6.1bpw", "6.6bpw"):
         recipe = make(scanned.choices, budget.parse(text), Wishes())
         target = folder / f"{text}.gguf"
-        build.build(scanned.inventory, recipe, target, None, 1, trained.Quiet())
+        build.build(scanned.original, recipe, target, Logged())
         found[text] = recipe, model_file.read(target)
     return found
 
@@ -315,7 +316,7 @@ def made(scanned: Scanned, tmp_path_factory: pytest.TempPathFactory) -> dict[str
 def verified(scanned: Scanned, made: dict[str, tuple[Recipe, Inventory]]) -> dict[str, Verification]:
     """All of them on the same text, of which the scan used nothing."""
     options = verify.VerifyOptions((scanned.held,), CHUNKS, 1, 0, scanned.folder / "cache")
-    rows = verify.verify(scanned.inventory, list(made.values()), (), None, options, trained.Quiet())
+    rows = verify.verify(scanned.original, list(made.values()), (), options, Logged())
     return dict(zip(made, rows, strict=True))
 
 
@@ -360,7 +361,7 @@ def test_verification_has_the_figures_of_a_scan(
     (tmp_path / "some.txt").write_bytes(plain[-8 * trained.SCAN_CTX :])
     source = read_text(tmp_path / "some.txt")
     options = verify.VerifyOptions((source,), 8, 1, 0, scanned.folder / "cache")
-    (found,) = verify.verify(scanned.inventory, [(recipe, inventory)], (), None, options, trained.Quiet())
+    (found,) = verify.verify(scanned.original, [(recipe, inventory)], (), options, Logged())
     again = scan(
         ScanOptions(
             model=scanned.inventory.path,
@@ -371,7 +372,7 @@ def test_verification_has_the_figures_of_a_scan(
             rank_chunks=1,
             threads=1,
         ),
-        trained.Quiet(),
+        Logged(),
     )
     (level,) = again.levels
     own, out = found.recipe, level.output
@@ -607,6 +608,6 @@ def test_build_looks_at_the_file_itself(
     target = tmp_path / "o.gguf"
     target.write_bytes(b"before")
     with pytest.raises(NativeError, match=re.escape(words)):
-        build.build(scanned.inventory, wrong, target, None, 1, trained.Quiet(), force=True)
+        build.build(scanned.original, wrong, target, Logged(), force=True)
     assert [path.name for path in tmp_path.iterdir()] == ["o.gguf"]
     assert target.read_bytes() == b"before"

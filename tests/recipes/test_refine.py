@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from qres.arrays import Floats
+from qres.events import Logged
 from qres.gguf import model_file
 from qres.gguf.inventory import Inventory
 from qres.metrics.output import score, score_reference
@@ -98,7 +99,7 @@ def test_weights_in_memory_do_what_those_in_a_file_do(scanned: Scanned, tmp_path
     The latter adds 2.8e-5 to 7.0e-5 to KLDs of 5.9e-5 to 3.2e-3.
     """
     types = plan.make(scanned.choices, budget.parse(text), Wishes()).quantized
-    found = refine_work.refine(lambda _: None, job(scanned.inventory, types, scanned.held))
+    found = refine_work.refine(job(scanned.inventory, types, scanned.held), Logged())
     assert (found.tried, found.kept, found.types, found.kld_after) == (0, [], types, found.kld_before)
     chunks = found.text.chunks
     same = rounded(scanned.inventory, types, tmp_path / "rounded.gguf")
@@ -114,16 +115,16 @@ def test_weights_in_memory_are_rounded_with_the_importance_matrix(scanned: Scann
     length = {tensor.name: tensor.row for tensor in scanned.inventory.tensors}
     given = {name: np.exp(random.normal(0, 2, (1, length[name]))).astype(np.float32) for name in types}
     plain = job(scanned.inventory, types, scanned.held)
-    found = refine_work.refine(lambda _: None, replace(plain, importance=given))
+    found = refine_work.refine(replace(plain, importance=given), Logged())
     same = rounded(scanned.inventory, types, tmp_path / "rounded.gguf", given)
     assert found.kld_before == pytest.approx(kld(scanned.inventory.path, same, found.text.chunks), rel=1e-9)
-    assert found.kld_before != pytest.approx(refine_work.refine(lambda _: None, plain).kld_before, rel=1e-3)
+    assert found.kld_before != pytest.approx(refine_work.refine(plain, Logged()).kld_before, rel=1e-3)
 
 
 def test_weights_in_memory_of_a_tied_head(tied: Inventory, scanned: Scanned, tmp_path: Path) -> None:
     """The embedding is read in two places, which may be two tensors in memory."""
     types = {"token_embd.weight": "Q3_K", "blk.1.ffn_up.weight": "Q4_0"}
-    found = refine_work.refine(lambda _: None, job(tied, types, scanned.held))
+    found = refine_work.refine(job(tied, types, scanned.held), Logged())
     same = rounded(tied, types, tmp_path / "rounded.gguf")
     assert found.kld_before == pytest.approx(kld(tied.path, same, found.text.chunks), rel=1e-9)
     quantize(tied.path, tmp_path / "built.gguf", Q4_K_M, 1, None, None, {**all_exact(tied), **types})
@@ -206,9 +207,9 @@ def poor(scanned: Scanned) -> Recipe:
 @pytest.fixture(scope="module")
 def refined(scanned: Scanned, poor: Recipe) -> Recipe:
     options = RefineOptions((scanned.held,), chunks=6, trials=24, threads=1)
-    listener = trained.Quiet()
+    listener = Logged()
     wishes = Wishes(pins=PINS)
-    return refine.refine(scanned.choices, poor, wishes, scanned.inventory, None, options, listener)
+    return refine.refine(scanned.choices, poor, wishes, scanned.original, options, listener)
 
 
 def refinement_of(recipe: Recipe) -> Refinement:
@@ -248,8 +249,8 @@ class _JobKnown(Exception):  # noqa: N818 - nothing has gone wrong
 def test_exchanges_stay_within_a_budget_of_file_bytes(scanned: Scanned, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where padding takes a few bytes more than there are."""
 
-    def know(_work: object, _on_event: object, job: RefineJob) -> Refined:
-        raise _JobKnown(job)
+    def know(task: refine._RefineTask, _listener: object) -> Refined:
+        raise _JobKnown(task.job)
 
     monkeypatch.setattr(worker, "run", know)
     file_bytes = scanned.choices.file_bytes
@@ -264,7 +265,7 @@ def test_exchanges_stay_within_a_budget_of_file_bytes(scanned: Scanned, monkeypa
     found = replace(recipe, budget=f"{limit}B", limit_bytes=limit - scanned.choices.header_bytes, limit_is_file=True)
     settings = RefineOptions((scanned.held,), 1, 1, 1)
     with pytest.raises(_JobKnown) as known:
-        refine.refine(scanned.choices, found, Wishes(), scanned.inventory, None, settings, trained.Quiet())
+        refine.refine(scanned.choices, found, Wishes(), scanned.original, settings, Logged())
     given = known.value.job
     for one in exchange.candidates(given.rows, given.types, given.room, is_file=given.is_file):
         assert file_bytes(types | {step.tensor: step.after for step in one.steps}) <= limit, one
@@ -302,7 +303,7 @@ def test_text_of_refining_is_neither_the_scans_nor_left_for_verifying(scanned: S
 def test_refining_what_is_best_already_keeps_it_as_good(scanned: Scanned) -> None:
     recipe = plan.make(scanned.choices, budget.parse("same-as:Q4_K_M"), Wishes())
     options = RefineOptions((scanned.held,), chunks=4, trials=8, threads=1)
-    found = refine.refine(scanned.choices, recipe, Wishes(), scanned.inventory, None, options, trained.Quiet())
+    found = refine.refine(scanned.choices, recipe, Wishes(), scanned.original, options, Logged())
     about = refinement_of(found)
     assert about.kld_after <= about.kld_before
     assert found.bytes <= measured_limit(found)

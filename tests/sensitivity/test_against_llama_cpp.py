@@ -18,7 +18,7 @@ from torch import Tensor
 
 from qres import levels
 from qres.errors import NativeError, QresError
-from qres.events import Stage
+from qres.events import Event, Logged
 from qres.gguf import imatrix, model_file
 from qres.gguf.inventory import Inventory
 from qres.measure.job import Job
@@ -37,6 +37,7 @@ from qres.sensitivity.replay.weights import Weights
 from qres.sensitivity.scored import kld, scored
 from qres.text.chunks import Texts
 from tests import archs, tiny
+from tests.listening import Heard
 from tests.measure import jobs
 from tests.measure.test_archs import LANGUAGE_MODELS
 from tests.pipeline.test_run import load, qres, small
@@ -81,7 +82,7 @@ def mapped(session: Session, inventory: Inventory) -> ResidualMap:
 
 
 class Silent:
-    """Hears nothing of products, progress and notes."""
+    """Hears nothing of products."""
 
     def enters(self, site: Site, x: Tensor) -> None:
         pass
@@ -94,9 +95,6 @@ class Silent:
 
     def averaged(self, site: Site, g: Tensor) -> None:
         pass
-
-    def predicting(self, done: int, total: int, doing: str) -> None:
-        assert min(done, total) > 0, doing
 
 
 # -- gradients
@@ -166,7 +164,7 @@ def test_predictions_are_the_kld_of_files_with_one_quantized_tensor(
     session: Session, model: Inventory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     types = dict.fromkeys(matrices(model), (TYPE,))
-    found = predict(session, model, CHUNKS, mapped(session, model), request(types, draws=4), Silent())
+    found = predict(session, model, CHUNKS, mapped(session, model), request(types, draws=4), Heard())
     assert found.used, found.reason
     told = {row.tensor: found.kld(row.sums[TYPE])[0] for row in found.tensors}
     assert set(told) == set(types)
@@ -188,7 +186,7 @@ def test_predictions_are_the_kld_of_files_with_one_quantized_tensor(
 
 def test_prediction_knows_units_and_counts(session: Session, model: Inventory) -> None:
     types = dict.fromkeys(matrices(model), ("Q8_0", TYPE))
-    found = predict(session, model, CHUNKS[:2], mapped(session, model), request(types), Silent())
+    found = predict(session, model, CHUNKS[:2], mapped(session, model), request(types), Heard())
     units = {row.tensor: row.unit for row in found.tensors}
     assert units["token_embd.weight"] == 0
     assert (units["blk.0.attn_v.weight"], units["blk.0.ffn_up.weight"], units["blk.1.ffn_down.weight"]) == (1, 2, 4)
@@ -198,13 +196,13 @@ def test_prediction_knows_units_and_counts(session: Session, model: Inventory) -
     assert found.replay_nmse < 1e-8
     for row in found.tensors:
         assert found.kld(row.sums["Q8_0"])[0] < found.kld(row.sums[TYPE])[0], row.tensor
-    without = predict(session, model, CHUNKS[:2], None, request(types), Silent())
+    without = predict(session, model, CHUNKS[:2], None, request(types), Heard())
     assert {row.unit for row in without.tensors} == {None}
     assert {row.tensor: row.sums for row in without.tensors} == {row.tensor: row.sums for row in found.tensors}
 
 
 def test_prediction_of_a_replay_that_is_off_says_by_how_much(session: Session, model: Inventory) -> None:
-    found = predict(session, model, CHUNKS[:1], None, request({}, limit=0.0), Silent())
+    found = predict(session, model, CHUNKS[:1], None, request({}, limit=0.0), Heard())
     assert not found.used
     assert found.reason.startswith("its logits are not llama.cpp's: KLD ")
     assert found.replay_kld is not None
@@ -248,7 +246,7 @@ def _predicted(path: Path) -> tuple[float, float, str] | str:
             opened.decode(chunk)
         except QresError as error:
             return f"refused: {error.message}"
-        found = predict(opened, inventory, [chunk], rmap, request(types, limit=math.inf), Silent())
+        found = predict(opened, inventory, [chunk], rmap, request(types, limit=math.inf), Heard())
     if not found.used:
         return found.reason
     sums = [x for row in found.tensors for one in row.sums.values() for draws in one for x in draws]
@@ -374,21 +372,21 @@ def test_resume_behind_the_prediction_ends_the_same(
     scanned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def without_time(job: Job) -> Any:  # noqa: ANN401 - Measured
-        found = measure(lambda _: None, job)
+        found = measure(job, Logged())
         return dataclasses.replace(found, sensitivity=dataclasses.replace(found.sensitivity, elapsed_s=0.0))
 
-    stages = []
+    stages: list[str | int] = []
 
-    def stop(event: object) -> None:
-        if isinstance(event, Stage):
-            stages.append(event.title)
+    def stop(event: Event) -> None:
+        if event.call == "stage":
+            stages.append(event.arguments[0])
             if len(stages) == 2:
                 raise KeyboardInterrupt
 
     job = job_of(scanned, state=tmp_path / "state.npz", about={"a": "b"})
     with pytest.raises(KeyboardInterrupt):
-        measure(stop, job)
-    assert "predicting" in stages[0]
+        measure(job, Heard(stop))
+    assert "predicting" in str(stages[0])
 
     def again(*_: object) -> None:
         raise AssertionError("predicted a second time")
@@ -428,7 +426,7 @@ class SquaresTap:
 def test_made_imatrix_is_of_llama_cpps_own_activations(scanned: Path, tmp_path: Path) -> None:
     target = tmp_path / "made.gguf"
     job = job_of(scanned)
-    measure(lambda _: None, dataclasses.replace(job, prediction=jobs.prediction(make_imatrix=target)))
+    measure(dataclasses.replace(job, prediction=jobs.prediction(make_imatrix=target)), Logged())
     made = imatrix.read(target)
     inventory = model_file.read(scanned / "tiny.gguf")
     tap = SquaresTap(names(inventory))

@@ -19,7 +19,7 @@ from torch import Tensor
 from qres.gguf.names import role
 from qres.levels import TYPE_TRAITS, TYPES_BY_ID
 from qres.measure import checkpoint, predict
-from qres.measure.checkpoint import State
+from qres.measure.state import State
 from qres.metrics.means import clustered_se
 from qres.native.blocks import MAKEABLE, round_trip
 from qres.records.units import Unit

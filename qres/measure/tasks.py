@@ -1,0 +1,55 @@
+"""What the worker process is given to do with models: each task imports what it needs there, and only there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from qres.events import Listener
+from qres.measure.job import Compared, ComparisonJob, Job, Measured, Preflight
+from qres.text.chunks import Fresh, Plan
+
+
+@dataclass(frozen=True)
+class CheckTask:
+    """Find out what a second tells about a scan, before anything large is made or loaded."""
+
+    model: Path
+    plan: Plan
+    contexts: tuple[int, ...]
+    """Context lengths whose memory is laid out, in tokens."""
+    n_gpu_layers: int
+    device: str
+    """For the prediction, as torch names it."""
+
+    def work(self, listener: Listener) -> Preflight:
+        """Check, in the worker; raises as `preflight.preflight`."""
+        from qres.measure.preflight import preflight
+
+        return preflight(self.model, self.plan, self.contexts, self.n_gpu_layers, self.device)
+
+
+@dataclass(frozen=True)
+class MeasureTask:
+    """Measure levels against the reference."""
+
+    job: Job
+
+    def work(self, listener: Listener) -> Measured:
+        """Measure, in the worker; raises as `passes.measure`."""
+        from qres.measure.passes import measure
+
+        return measure(self.job, listener)
+
+
+@dataclass(frozen=True)
+class CompareTask:
+    """Compare files with the reference on text that chose nothing."""
+
+    job: ComparisonJob
+
+    def work(self, listener: Listener) -> tuple[Fresh, list[Compared]]:
+        """Compare, in the worker; raises as `compare.compare`."""
+        from qres.measure.compare import compare
+
+        return compare(self.job, listener)
