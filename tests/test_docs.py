@@ -23,7 +23,7 @@ from qres.cli.app import app
 from qres.cli.program import INTERRUPTED, TERMINATED
 from qres.recipes import recovery
 from qres.recipes.choices import INTERVAL_CHUNKS
-from qres.records import devices, files, output, recipe, result, sensitivity, stream, units
+from qres.records import devices, files, output, prediction, recipe, result, stream, units
 from qres.records.recipe import RECIPE_VERSION
 from qres.records.result import SCHEMA_VERSION
 
@@ -36,7 +36,7 @@ PAGES = sorted(path for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")))
 COMMANDS: dict[str, Any] = dict(getattr(get_command(app), "commands"))  # noqa: B009 - typed as a plain command
 RECORDS = {
     name: kind
-    for module in (result, devices, files, output, recipe, sensitivity, stream, units)
+    for module in (result, devices, files, output, recipe, prediction, stream, units)
     for name, kind in vars(module).items()
     if dataclasses.is_dataclass(kind)
 }

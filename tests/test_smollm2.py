@@ -131,7 +131,7 @@ def test_smollm2_scorer_in_llama_perplexitys_batches(folder: Path, expected: dic
 def test_smollm2_ledger_and_injected_errors_explain_the_level(measured: Measured) -> None:
     for level in measured.levels:
         assert sum(point.ledger_share or 0 for point in level.points) == pytest.approx(1, abs=1e-6)
-    additivity = measured.levels[0].additivity
+    additivity = measured.levels[0].sensitivity.additivity
     assert additivity is not None
     assert additivity.kld_all_injected == pytest.approx(additivity.kld_level, rel=0.05)
 
@@ -148,10 +148,12 @@ def test_smollm2_single_damages_add_up(folder: Path) -> None:
     text = source.built_in("report")
     found = measure(job(folder, ["Q4_K_M"], text, 1, all_units=True), Logged())
     level = found.levels[0]
-    assert level.additivity is not None
-    assert all(unit.kld is not None for unit in level.units)
-    assert level.additivity.kld_sum_of_units == pytest.approx(level.additivity.kld_level, rel=0.15)
-    correlation = level.rank_correlation
+    assert level.sensitivity.additivity is not None
+    assert all(unit.kld is not None for unit in level.sensitivity.units)
+    assert level.sensitivity.additivity.kld_sum_of_units == pytest.approx(
+        level.sensitivity.additivity.kld_level, rel=0.15
+    )
+    correlation = level.sensitivity.rank_correlation
     assert correlation is not None
     assert correlation.injected_error is not None
     assert correlation.branch_ratio is not None

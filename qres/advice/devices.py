@@ -98,7 +98,7 @@ def _advise(device: Device, n_ctx: int, fitting: Sequence[Level], rows: Sequence
         least = min((row.needed_bytes for row in rows), default=0) / GIB
         reason = f"no measured level fits: the smallest needs {least:.2f} GiB, {usable:.1f} GiB are usable"
         return DeviceAdvice(device.name, n_ctx, None, None, reason)
-    good = sorted((level for level in fitting if is_good(level)), key=lambda level: level.bytes)
+    good = sorted((level for level in fitting if is_good(level)), key=lambda level: level.file.bytes)
     chosen = good[0] if good else min(fitting, key=lambda level: level.output.kld_mean or 0.0)
     needed = next(row.needed_bytes for row in rows if row.level == chosen.name) / GIB
     why = "smallest good level that fits" if good else "least damaged level that fits; none that fits is good"

@@ -44,7 +44,8 @@ def absurd_reference(reference: Reference, levels: Sequence[Level]) -> str:
 
 def without_advice(level: Level) -> Level:
     """The level with its ranking, but nothing recommended."""
-    return replace(level, keep_16bit=tuple(replace(row, worth_it=False) for row in level.keep_16bit))
+    keep = tuple(replace(row, worth_it=False) for row in level.sensitivity.keep_16bit)
+    return replace(level, sensitivity=replace(level.sensitivity, keep_16bit=keep))
 
 
 def verdict(reference: Reference, levels: Sequence[Level], noise: NoiseFloor, absurd: str = "") -> Verdict:
@@ -67,12 +68,12 @@ def verdict(reference: Reference, levels: Sequence[Level], noise: NoiseFloor, ab
     if not measured:
         return Verdict(None, "No level could be measured.", "What to keep is unknown.", "The notes say why.")
     # A file that is not smaller than the reference is nothing to ship instead of it.
-    smaller = [level for level in measured if level.bytes < reference.bytes] or measured
-    by_size = sorted(smaller, key=lambda level: level.bytes)
+    smaller = [level for level in measured if level.file.bytes < reference.bytes] or measured
+    by_size = sorted(smaller, key=lambda level: level.file.bytes)
     good = [level for level in by_size if is_good(level)]
     chosen = good[0] if good else min(smaller, key=lambda level: level.output.kld_mean or 0.0)
     out = chosen.output
-    size = f"{chosen.bytes / 2**20:.0f} MiB, {chosen.bytes / reference.bytes:.0%} of the reference"
+    size = f"{chosen.file.bytes / 2**20:.0f} MiB, {chosen.file.bytes / reference.bytes:.0%} of the reference"
     damage = f"same top token {_percent(out.same_top)}, perplexity {_change(out.ln_ppl_ratio)}, KLD {out.kld_mean:.4f}"
     if good:
         headline = f"Ship {chosen.name} ({size}): {damage}."
@@ -92,22 +93,22 @@ def is_good(level: Level) -> bool:
 
 
 def _keep_line(level: Level, by_size: Sequence[Level]) -> str:
-    worth = [keep for keep in level.keep_16bit if keep.worth_it]
-    if not level.units:
+    worth = [keep for keep in level.sensitivity.keep_16bit if keep.worth_it]
+    if not level.sensitivity.units:
         return f"What to keep at 16 bit in {level.name} is unknown: its units could not be measured."
-    if not level.keep_16bit:
+    if not level.sensitivity.keep_16bit:
         return f"Nothing in {level.name} needs to stay at 16 bit: no unit's damage stands out of the noise."
     if not worth:
-        larger = [other.name for other in by_size if other.bytes > level.bytes]
+        larger = [other.name for other in by_size if other.file.bytes > level.file.bytes]
         if not larger:
             return f"Nothing in {level.name} is sure to be worth keeping at 16 bit: measure a larger level beside it."
         return f"Nothing in {level.name} is worth keeping at 16 bit: {larger[0]} recovers more per byte."
     names = ", ".join(keep.unit for keep in worth[:5]) + (f" and {len(worth) - 5} more" if len(worth) > 5 else "")
     added = sum(keep.bytes_added for keep in worth) / 2**20
-    if _shows_no_gain(level.keep_check):  # a list whose check failed is a ranking, not advice
+    if _shows_no_gain(level.sensitivity.keep_check):  # a list whose check failed is a ranking, not advice
         ranked = f"the ranking names {names}, but no gain shows on other text"
         return f"Nothing in {level.name} is proven worth keeping at 16 bit: {ranked}."
-    return f"Keep at 16 bit in {level.name}: {names} (+{added:.1f} MiB{_proof(level.keep_check, worth)})."
+    return f"Keep at 16 bit in {level.name}: {names} (+{added:.1f} MiB{_proof(level.sensitivity.keep_check, worth)})."
 
 
 def _shows_no_gain(check: KeepCheck | None) -> bool:
@@ -129,7 +130,7 @@ def _details(chosen: Level, by_size: Sequence[Level], good: bool, noise: NoiseFl
         "two standard errors included"
     )
     parts = []
-    smaller = [level for level in by_size if level.bytes < chosen.bytes]
+    smaller = [level for level in by_size if level.file.bytes < chosen.file.bytes]
     if good:
         parts.append(f"It is the smallest measured level within {bound}")
         if smaller:

@@ -23,7 +23,7 @@ from qres.metrics.output import OutputStats
 from qres.metrics.quantiles import Quantiles
 from qres.records.stream import NoiseFloor, NonFinite
 from qres.residual.drift import DriftStats, HealthStats
-from qres.sensitivity.prediction import Prediction, TensorSums
+from qres.sensitivity.prediction import PredictionSums, TensorSums
 
 _SPARSE = 4096
 """Arrays with more entries than this are stored without their zeros."""
@@ -33,7 +33,7 @@ _CLASSES: dict[str, type] = {
     kind.__name__: kind
     for kind in (
         *(State, LevelStats, OutputStats, ChunkMean, Quantiles, DriftStats, HealthStats),
-        *(NoiseFloor, NonFinite, Prediction, TensorSums),
+        *(NoiseFloor, NonFinite, PredictionSums, TensorSums),
     )
 }
 

@@ -16,10 +16,10 @@ from qres.files import Stamp
 from qres.metrics.output import OutputStats
 from qres.metrics.quantiles import Quantiles
 from qres.records.output import Output
+from qres.records.prediction import Prediction
 from qres.records.result import Comparison
-from qres.records.sensitivity import Calibration, Sensitivity, Trust
 from qres.records.stream import Health, NoiseFloor, NonFinite, Point
-from qres.records.units import Additivity, Keep, KeepCheck, RankCorrelation, Unit
+from qres.records.units import Sensitivity
 from qres.text.chunks import Texts
 from qres.text.source import Source
 
@@ -135,18 +135,12 @@ class Job:
 
 @dataclass(frozen=True)
 class MeasuredLevel:
-    """The measured half of `records.Level`; the other half is in the file's header."""
+    """The measured part of `records.result.Level`."""
 
     name: str
     output: Output
     points: tuple[Point, ...]
-    units: tuple[Unit, ...]
-    keep_16bit: tuple[Keep, ...]
-    keep_check: KeepCheck | None
-    rank_correlation: RankCorrelation | None
-    additivity: Additivity | None
-    calibration: Calibration | None = None
-    trust: Trust | None = None
+    sensitivity: Sensitivity
 
 
 @dataclass(frozen=True)
@@ -173,4 +167,4 @@ class Measured:
     """Levels that could not be measured, and why."""
     levels: tuple[MeasuredLevel, ...]
     comparisons: tuple[Comparison, ...]
-    sensitivity: Sensitivity
+    prediction: Prediction

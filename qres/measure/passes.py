@@ -23,7 +23,7 @@ from qres.measure.progress import DecodeProgress
 from qres.measure.state import State
 from qres.native.session import Session, SessionOptions, system_info
 from qres.records.stream import NoiseFloor
-from qres.records.units import Keep
+from qres.records.units import Keep, Sensitivity
 from qres.residual.drift import HealthStats
 from qres.residual.map import ResidualMap
 from qres.sensitivity import patching, trust
@@ -213,7 +213,7 @@ def _measured(
         non_finite=tuple(state.non_finite.values()),
         failed={job.levels[i].name: reason for i, reason in state.failed.items()},
         levels=tuple(_level(job, state, rmap, i, keeps[i], kept[i]) for i in alive),
-        sensitivity=predict.sensitivity(job, state.prediction, rmap),
+        prediction=predict.record(job, state.prediction, rmap),
         comparisons=summary.comparisons([job.levels[i].name for i in alive], [state.report[i] for i in alive]),
     )
 
@@ -228,14 +228,11 @@ def _level(
     assert prediction is not None
     factor = trust.calibration(prediction, types, rank.output.kld.mean)
     if rmap is None or report.drift is None or health is None:
-        return MeasuredLevel(name, output, (), (), (), None, None, None, factor)
+        return MeasuredLevel(name, output, (), Sensitivity(calibration=factor))
     units = summary.units(rmap, rank, job.levels[i].tensor_bytes, job.bytes_16bit)
     if factor:
         units = trust.with_predictions(units, rmap, prediction, types, factor.factor)
-    return MeasuredLevel(
-        name=name,
-        output=output,
-        points=summary.points(rmap, report.drift, health),
+    sensitivity = Sensitivity(
         units=units,
         keep_16bit=with_types(job, state, rmap, keep),
         keep_check=summary.keep_check(rmap, report, kept, keep),
@@ -244,3 +241,4 @@ def _level(
         calibration=factor,
         trust=trust.trust(units, {rmap.units[index].name for index in state.drawn.get(i, ())}),
     )
+    return MeasuredLevel(name, output, summary.points(rmap, report.drift, health), sensitivity)

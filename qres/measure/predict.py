@@ -16,9 +16,9 @@ from qres.gguf.names import block_number, role
 from qres.levels import TYPE_TRAITS
 from qres.measure.job import Job
 from qres.measure.lockstep import Lockstep
-from qres.records.sensitivity import Sensitivity, TensorDamage, TypeDamage
+from qres.records.prediction import Prediction, TensorDamage, TypeDamage
 from qres.residual.map import ResidualMap
-from qres.sensitivity.prediction import Prediction
+from qres.sensitivity.prediction import PredictionSums
 
 if TYPE_CHECKING:
     from qres.sensitivity.collector import Inputs
@@ -28,7 +28,7 @@ KLD_LIMIT = 1e-5
 """Of the replay against llama.cpp; or twice the noise floor where llama.cpp's own arithmetic is noisier."""
 
 
-def predict(job: Job, lockstep: Lockstep, noise_kld: float | None, listener: Listener) -> Prediction:
+def predict(job: Job, lockstep: Lockstep, noise_kld: float | None, listener: Listener) -> PredictionSums:
     """The prediction on the ranking text, and the importance matrix if one was asked for.
 
     Args:
@@ -58,7 +58,7 @@ def predict(job: Job, lockstep: Lockstep, noise_kld: float | None, listener: Lis
         found = adjoint.predict(lockstep.reference, inventory, job.texts.rank, lockstep.rmap, request, listener, inputs)
     except (ArithmeticError, LookupError, MemoryError, RuntimeError, TypeError, ValueError) as error:
         # Of memory, or of what some architecture brings that no fixture has: the scan can do without a prediction.
-        found = Prediction(f"the replay failed: {' '.join(str(error).split())[:200]}", limit=request.limit)
+        found = PredictionSums(f"the replay failed: {' '.join(str(error).split())[:200]}", limit=request.limit)
     if not found.used:
         listener.note(f"No predictions, units are ranked by patching: {found.reason}")
     if inputs is not None and wanted.make_imatrix:
@@ -66,7 +66,7 @@ def predict(job: Job, lockstep: Lockstep, noise_kld: float | None, listener: Lis
     return found
 
 
-def _write_imatrix(job: Job, inputs: Inputs, found: Prediction, path: Path, listener: Listener) -> None:
+def _write_imatrix(job: Job, inputs: Inputs, found: PredictionSums, path: Path, listener: Listener) -> None:
     if not found.used:
         listener.note(f"No importance matrix: {found.reason}")
         return
@@ -82,7 +82,7 @@ def _write_imatrix(job: Job, inputs: Inputs, found: Prediction, path: Path, list
     )
 
 
-def sensitivity(job: Job, prediction: Prediction, rmap: ResidualMap | None) -> Sensitivity:
+def record(job: Job, prediction: PredictionSums, rmap: ResidualMap | None) -> Prediction:
     """The whole table as a record.
 
     Args:
@@ -109,7 +109,7 @@ def sensitivity(job: Job, prediction: Prediction, rmap: ResidualMap | None) -> S
                 types=tuple(sorted(damages, key=lambda damage: damage.bytes)),
             )
         )
-    return Sensitivity(
+    return Prediction(
         used=prediction.used,
         reason=prediction.reason,
         replay_kld=_finite(prediction.replay_kld),

@@ -8,7 +8,7 @@ from qres.metrics.means import ChunkMean
 from qres.metrics.output import OutputStats
 from qres.records.stream import NoiseFloor, NonFinite
 from qres.residual.drift import DriftStats, HealthStats
-from qres.sensitivity.prediction import Prediction
+from qres.sensitivity.prediction import PredictionSums
 
 
 @dataclass
@@ -40,7 +40,7 @@ class State:
     """Units to patch, by level."""
     drawn: dict[int, tuple[int, ...]] = field(default_factory=dict)
     """Those of them that were drawn at random."""
-    prediction: Prediction | None = None
+    prediction: PredictionSums | None = None
     """None before it was tried."""
     n_units: int = 0
     """How many of them."""

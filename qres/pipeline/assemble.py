@@ -19,7 +19,7 @@ from qres.pipeline.candidates import Candidate
 from qres.pipeline.options import ScanOptions
 from qres.pipeline.sizes import types_16bit
 from qres.pipeline.warnings import warnings
-from qres.records.files import SharedTensors
+from qres.records.files import LevelFile, SharedTensors
 from qres.records.recipe import FileTensor, Rung
 from qres.records.result import SCHEMA_VERSION, Level, Reference, Result, Settings, Skipped
 from qres.records.stream import Extreme, NonFinite
@@ -83,7 +83,7 @@ def result(inputs: Inputs, measured: Measured, run: Settings) -> Result:
         non_finite=non_finite,
         extremes=extremes,
         shared=inputs.shared,
-        sensitivity=measured.sensitivity,
+        prediction=measured.prediction,
         fingerprint=difference.fingerprint(inputs.reference),
         tensors=tensors(inputs.reference, inputs.values),
         ladder=inputs.ladder,
@@ -138,10 +138,15 @@ def reference(inventory: Inventory, measured: Measured) -> Reference:
 
 def level(inventory: Inventory, measured: MeasuredLevel, names: Sequence[str], *, sound: bool = True) -> Level:
     """A level's record; `names` are the reference's tensors."""
+    file = level_file(inventory, names)
+    return Level(measured.name, file, measured.output, measured.points, measured.sensitivity, sound)
+
+
+def level_file(inventory: Inventory, names: Sequence[str]) -> LevelFile:
+    """The record of a level's file; `names` are the reference's tensors."""
     types = {tensor.name: tensor.type for tensor in inventory.tensors}
     known = LEVELS_BY_NAME.get(inventory.file_type)
-    return Level(
-        name=measured.name,
+    return LevelFile(
         path=_shown(inventory.path),
         file_type=inventory.file_type,
         bytes=inventory.file_bytes,
@@ -149,17 +154,7 @@ def level(inventory: Inventory, measured: MeasuredLevel, names: Sequence[str], *
         nominal_bpw=known.nominal_bpw if known else None,
         types=inventory.types,
         fallback_tensors=fallbacks.fallbacks(inventory),
-        output=measured.output,
-        points=measured.points,
-        units=measured.units,
-        keep_16bit=measured.keep_16bit,
-        keep_check=measured.keep_check,
-        rank_correlation=measured.rank_correlation,
-        additivity=measured.additivity,
-        calibration=measured.calibration,
-        trust=measured.trust,
         tensor_types=tuple(types.get(name, "") for name in names),
-        sound=sound,
     )
 
 

@@ -42,7 +42,7 @@ def planned(result: Result) -> Result:
 
     Where there can be none, the reason is among what was skipped, unless the result says it elsewhere.
     """
-    if result.sensitivity is None or not result.sensitivity.used or not result.ladder:
+    if not result.prediction.used or not result.ladder:
         return result
     try:
         choices = Choices(result)

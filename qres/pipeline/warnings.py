@@ -27,11 +27,12 @@ def warnings(
         own = record.output.nonfinite_tokens - record.output.reference_nonfinite_tokens
         if own:
             out.append(f"{record.name}: {own} positions have non-finite logits and are left out.")
-        if record.nominal_bpw and record.bpw > record.nominal_bpw + 0.5:
-            fell = len(record.fallback_tensors)
+        file = record.file
+        if file.nominal_bpw and file.bpw > file.nominal_bpw + 0.5:
+            fell = len(file.fallback_tensors)
             why = f"{fell} tensors fell back to larger types" if fell else "it mixes types in its own way"
             out.append(
-                f"{record.name} really is {record.bpw:.2f} bits per weight (nominally {record.nominal_bpw:.2f}): {why}."
+                f"{record.name} really is {file.bpw:.2f} bits per weight (nominally {file.nominal_bpw:.2f}): {why}."
             )
     if extremes:
         out.append(_out_of_range(extremes))

@@ -81,8 +81,8 @@ class Choices:
     def header_bytes(self) -> int:
         """Of a made file: metadata and tensor table, which do not depend on the types."""
         level = self.levels[0]
-        return level.bytes - sum(
-            padded(size_of(row, held)) for row, held in zip(self.rows, level.tensor_types, strict=True)
+        return level.file.bytes - sum(
+            padded(size_of(row, held)) for row, held in zip(self.rows, level.file.tensor_types, strict=True)
         )
 
     # -- predictions
@@ -144,12 +144,12 @@ class Choices:
     @property
     def levels(self) -> list[Level]:
         """The measured levels whose types are known, smallest first."""
-        found = [level for level in self.result.levels if level.tensor_types and all(level.tensor_types)]
-        return sorted(found, key=lambda level: level.bytes)
+        found = [level for level in self.result.levels if level.file.tensor_types and all(level.file.tensor_types)]
+        return sorted(found, key=lambda level: level.file.bytes)
 
     def level_types(self, level: Level) -> dict[str, str]:
         """Tensor -> type in the level's file."""
-        return dict(zip(self.by_name, level.tensor_types, strict=True))
+        return dict(zip(self.by_name, level.file.tensor_types, strict=True))
 
     @cached_property
     def stock(self) -> dict[str, dict[str, str]]:
@@ -186,9 +186,7 @@ def loss_of(row: Row, type_name: str) -> float | None:
 
 
 def _require(result: Result) -> None:
-    found = result.sensitivity
-    if not result.tensors or found is None:
-        raise InputError("the result is from before qres made recipes", "scan again")
+    found = result.prediction
     if not result.reference.is_16bit:
         raise UnsupportedError(
             f"{result.reference.name} was no 16-bit model: nothing can be made from it", "scan the 16-bit model"
@@ -203,10 +201,10 @@ def _require(result: Result) -> None:
             f"no recipe: llama.cpp cannot quantize {result.reference.name}", "the report says why, under Not measured"
         )
     lengths = {len(result.tensors), *(len(rung.types) for rung in result.ladder)}
-    lengths |= {len(level.tensor_types) for level in result.levels if level.tensor_types}
+    lengths |= {len(level.file.tensor_types) for level in result.levels if level.file.tensor_types}
     if len(lengths) > 1:
         raise InputError("the result's lists of tensor types differ in length", "scan again")
-    if not any(level.tensor_types and all(level.tensor_types) for level in result.levels):
+    if not any(level.file.tensor_types and all(level.file.tensor_types) for level in result.levels):
         raise UnsupportedError("no recipe: no level was measured that it could be calibrated on", "scan again")
 
 
@@ -215,7 +213,7 @@ def _rows(result: Result) -> list[Row]:
     corrected = correction.factors(result)
     predicted: dict[str, dict[str, list[float | None]]] = defaultdict(lambda: defaultdict(list))
     uses: dict[str, int] = defaultdict(int)
-    for damage in result.sensitivity.tensors if result.sensitivity else ():
+    for damage in result.prediction.tensors:
         uses[damage.tensor] += 1  # a tied head is used twice, and stored once
         times = corrected[damage.tensor, damage.unit]
         for one in damage.types:

@@ -22,8 +22,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from qres.records.prediction import TensorDamage
 from qres.records.result import Result
-from qres.records.sensitivity import TensorDamage
 from qres.records.units import Unit
 
 Doubles = npt.NDArray[np.float64]
@@ -57,7 +57,7 @@ def factors(result: Result) -> dict[Key, float]:
     Args:
         result: With predictions.
     """
-    damages = result.sensitivity.tensors if result.sensitivity else ()
+    damages = result.prediction.tensors
     steady = steadied(damages)
     units = corrections(result, steady)
     rest = math.exp(sum(map(math.log, units.values())) / len(units)) if units else 1.0
@@ -110,7 +110,7 @@ def _steadied(rows: Sequence[TensorDamage]) -> list[float]:
 def corrections(result: Result, steady: Mapping[Key, float]) -> dict[str, float]:
     """Unit -> what the second process expects of measured over (steadied) predicted; empty where nothing has both."""
     known = _known(result, steady)
-    places = {unit.unit: unit for level in result.levels for unit in level.units}
+    places = {unit.unit: unit for level in result.levels for unit in level.sensitivity.units}
     names = [name for name in known if name in places]
     if not names:
         return {}
@@ -132,9 +132,9 @@ def _known(result: Result, steady: Mapping[Key, float]) -> dict[str, tuple[float
     """
     rows: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for level in result.levels:
-        factor = level.calibration.factor if level.calibration else None
-        times = _steadied_units(result, level.tensor_types, steady)
-        for unit in level.units:
+        factor = level.sensitivity.calibration.factor if level.sensitivity.calibration else None
+        times = _steadied_units(result, level.file.tensor_types, steady)
+        for unit in level.sensitivity.units:
             if factor and unit.is_measured and unit.kld and unit.predicted_kld:
                 relative = [(unit.kld_se or 0.0) / unit.kld, (unit.predicted_se or 0.0) / unit.predicted_kld]
                 value = math.log(unit.kld / unit.predicted_kld * factor / times.get(unit.unit, 1.0))
@@ -149,7 +149,7 @@ def _steadied_units(result: Result, types: Sequence[str], steady: Mapping[Key, f
     """Unit -> steadied over plain prediction of its tensors at a level's types."""
     held = dict(zip((tensor.name for tensor in result.tensors), types, strict=False))
     sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
-    for row in result.sensitivity.tensors if result.sensitivity else ():
+    for row in result.prediction.tensors:
         for one in row.types:
             if one.type == held.get(row.tensor) and one.predicted_kld:
                 sums[row.unit][0] += one.predicted_kld * steady[row.tensor, row.unit]

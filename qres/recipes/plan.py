@@ -194,7 +194,7 @@ def _record(
     limit: int | None,
     gap: float,
 ) -> Recipe:
-    result, sensitivity = choices.result, choices.result.sensitivity
+    result, sensitivity = choices.result, choices.result.prediction
     expected = choices.expected(choices.loss(types))
     size = choices.bytes_of(types)
     return Recipe(

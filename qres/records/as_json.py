@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -55,7 +56,7 @@ def _decoded(text: str | bytes, kind: type[_Record], key: str, version: int, wha
         if found not in (msgspec.UNSET, version):
             raise InputError(
                 f"this {what} has {key.replace('_', ' ')} {str(found)[:20]}, qres reads version {version}",
-                "scan again, or use the qres version that wrote it",
+                f"make it again: {_command(text, what)}",
             )
         record = msgspec.json.decode(text, type=kind)
     except msgspec.ValidationError as error:
@@ -66,6 +67,17 @@ def _decoded(text: str | bytes, kind: type[_Record], key: str, version: int, wha
     if huge is not None:
         raise InputError(f"not a qres {what}: the number at {huge} is impossible", give)
     return record
+
+
+def _command(text: str | bytes, what: str) -> str:
+    """What makes a file of another version again, with the model's path where the file has it in the usual place."""
+    if what == "recipe":
+        return "qres recipe RESULT"
+    try:
+        path = msgspec.json.decode(text, type=_About).reference.path
+    except msgspec.ValidationError:
+        return "qres scan MODEL"
+    return f"qres scan {shlex.quote(path)}"
 
 
 def _integers(value: object, path: str) -> Iterator[tuple[str, int]]:

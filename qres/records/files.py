@@ -36,3 +36,22 @@ class SharedTensors:
     tensors: int
     of: int
     bytes: int
+
+
+@dataclass(frozen=True)
+class LevelFile:
+    """A quantized file, from its header."""
+
+    path: str
+    file_type: str
+    """What `general.file_type` claims."""
+    bytes: int
+    """Of all its shards."""
+    bpw: float
+    """8 * bytes of tensor data / weights, from the file."""
+    nominal_bpw: float | None
+    """What people expect of the level; None for one that llama-quantize does not know."""
+    types: tuple[TypeShare, ...]
+    fallback_tensors: tuple[Fallback, ...]
+    tensor_types: tuple[str, ...]
+    """Type of each of `Result.tensors` in this file; empty text where the file lacks it."""

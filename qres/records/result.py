@@ -11,14 +11,14 @@ import dataclasses
 from dataclasses import dataclass
 
 from qres.records.devices import Deployment, DeviceAdvice
-from qres.records.files import Fallback, SharedTensors, TypeShare
+from qres.records.files import LevelFile, SharedTensors, TypeShare
 from qres.records.output import Output
+from qres.records.prediction import Prediction
 from qres.records.recipe import FileTensor, Mix, Recipe, Recovery, Rung, Stock
-from qres.records.sensitivity import Calibration, Sensitivity, Trust
 from qres.records.stream import Extreme, Health, NoiseFloor, NonFinite, Point
-from qres.records.units import Additivity, Keep, KeepCheck, RankCorrelation, Unit
+from qres.records.units import Sensitivity
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Raised when a field changes its meaning or goes away; new optional fields do not raise it."""
 
 
@@ -71,7 +71,7 @@ class Settings:
     units: str
     """`ranked` (as many as the default budget allows) or `all`."""
     elapsed_s: float
-    chunk_digests: tuple[str, ...] = ()
+    chunk_digests: tuple[str, ...]
     """Of all chunks that were decoded: recipes are verified on others."""
 
 
@@ -80,26 +80,14 @@ class Level:
     """One quantized file, measured."""
 
     name: str
-    path: str
-    file_type: str
-    """What `general.file_type` claims."""
-    bytes: int
-    bpw: float
-    """8 * bytes of tensor data / weights, from the file."""
-    nominal_bpw: float | None
-    types: tuple[TypeShare, ...]
-    fallback_tensors: tuple[Fallback, ...]
+    file: LevelFile
+    """What the file holds, from its header."""
     output: Output
+    """What it does to the next-token distribution."""
     points: tuple[Point, ...]
-    units: tuple[Unit, ...]
-    keep_16bit: tuple[Keep, ...]
-    keep_check: KeepCheck | None
-    rank_correlation: RankCorrelation | None
-    additivity: Additivity | None
-    calibration: Calibration | None = None
-    trust: Trust | None = None
-    tensor_types: tuple[str, ...] = ()
-    """Type of each of `Result.tensors` in this file; empty text where the file lacks it."""
+    """Its stream, point by point; empty where the stream is not mapped."""
+    sensitivity: Sensitivity
+    """What its units do alone, by patching, and what to keep at 16 bit."""
     sound: bool = True
     """False where values within it are not finite, even if its logits are: never called good."""
 
@@ -147,18 +135,18 @@ class Result:
     device_advice: tuple[DeviceAdvice, ...]
     assumptions: tuple[str, ...]
     verdict: Verdict
+    prediction: Prediction
+    """The damage of every tensor at every type."""
+    fingerprint: str
+    """Of the reference, see `qres.gguf.difference.fingerprint`: what a recipe is for."""
+    tensors: tuple[FileTensor, ...]
+    """Of the reference, in file order."""
     skipped: tuple[Skipped, ...] = dataclasses.field(default=())
     warnings: tuple[str, ...] = dataclasses.field(default=())
     non_finite: tuple[NonFinite, ...] = dataclasses.field(default=())
     extremes: tuple[Extreme, ...] = dataclasses.field(default=())
     """Of the reference, largest first."""
     shared: tuple[SharedTensors, ...] = dataclasses.field(default=())
-    sensitivity: Sensitivity | None = None
-    """None in older results."""
-    fingerprint: str = ""
-    """Of the reference, see `gguf_compare.fingerprint`: what a recipe is for."""
-    tensors: tuple[FileTensor, ...] = dataclasses.field(default=())
-    """Of the reference, in file order."""
     ladder: tuple[Rung, ...] = dataclasses.field(default=())
     """What llama.cpp would make of the reference, level by level; empty where it cannot quantize it."""
     mixes: tuple[Mix, ...] = dataclasses.field(default=())

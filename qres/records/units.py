@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from qres.records.prediction import Calibration, Trust
+
 
 @dataclass(frozen=True)
 class Unit:
@@ -92,3 +94,22 @@ class Additivity:
     """Only when every unit was patched."""
     kld_all_injected: float | None
     """All local errors of branches and embedding added to the reference run at once (no head error)."""
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """What the quantization errors of single units do to the output of one level, measured by patching.
+
+    Without a map of the stream there are no units, and only the calibration can be there.
+    """
+
+    units: tuple[Unit, ...] = ()
+    keep_16bit: tuple[Keep, ...] = ()
+    """What to keep at 16 bit, most KLD recovered per byte first."""
+    keep_check: KeepCheck | None = None
+    rank_correlation: RankCorrelation | None = None
+    additivity: Additivity | None = None
+    calibration: Calibration | None = None
+    """Of the level's predictions; None where nothing was predicted."""
+    trust: Trust | None = None
+    """Predicted against patched; None where there is no pair of the two."""

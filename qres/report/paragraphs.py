@@ -30,7 +30,8 @@ def paragraphs(result: Result) -> tuple[str, ...]:
 
 def paragraph(level: Level) -> str:
     """What the stream says at one level; empty when neither stream nor units were measured."""
-    if not level.points and level.rank_correlation is None and level.trust is None and level.additivity is None:
+    units = level.sensitivity
+    if not level.points and units.rank_correlation is None and units.trust is None and units.additivity is None:
         return ""
     said = (_predictors(level), _better(level), _additive(level), _inherited(level))
     return f"{level.name}. {' '.join(part for part in said if part)}"
@@ -46,7 +47,7 @@ def _reading() -> str:
 
 def _predictors(level: Level) -> str:
     """Does the size of a branch, or its depth, say how fragile it is?"""
-    ranks = level.rank_correlation
+    ranks = level.sensitivity.rank_correlation
     if ranks is None or (ranks.branch_ratio is None and ranks.depth is None):
         why = "no rank correlation was computed" if ranks is None else f"only {_branches(ranks)} can be ranked"
         return f"Whether the size or the depth of a branch predicts the damage is not known: {why}."
@@ -79,7 +80,7 @@ def _answer(value: float | None) -> str:
 def _better(level: Level) -> str:
     """The two better predictors beside each other."""
     parts: list[tuple[str, int]] = []
-    ranks, trust = level.rank_correlation, level.trust
+    ranks, trust = level.sensitivity.rank_correlation, level.sensitivity.trust
     if ranks is not None and ranks.injected_error is not None:
         parts.append((f"the injected error has {fixed(ranks.injected_error)} on the same branches", ranks.units))
     if trust is not None and trust.spearman is not None:
@@ -92,7 +93,7 @@ def _better(level: Level) -> str:
 
 
 def _additive(level: Level) -> str:
-    known = level.additivity
+    known = level.sensitivity.additivity
     if known is None:
         return "Whether damage adds up was not measured."
     injected = known.kld_all_injected
@@ -110,10 +111,11 @@ def _sum(level: Level, known: Additivity, whole: float) -> str:
             f"Damage is {_adds(share)}: the patched units, which are all, add up to "
             f"{significant(known.kld_sum_of_units)}, {percent(share, 0)} of the level's {significant(whole)}."
         )
-    patched = [unit.kld for unit in level.units if unit.kld is not None]
-    rest = [unit.predicted_kld for unit in level.units if unit.kld is None]
+    patched = [unit.kld for unit in level.sensitivity.units if unit.kld is not None]
+    rest = [unit.predicted_kld for unit in level.sensitivity.units if unit.kld is None]
     guesses = [guess for guess in rest if guess is not None]
-    start = f"{len(patched)} of {len(level.units)} units were patched and add up to {significant(sum(patched))}"
+    units = len(level.sensitivity.units)
+    start = f"{len(patched)} of {units} units were patched and add up to {significant(sum(patched))}"
     if not patched or len(guesses) < len(rest):
         return f"Whether damage adds up is not known: {start}; the level has {significant(whole)}."
     total = sum(patched) + sum(guesses)
@@ -127,7 +129,7 @@ def _sum(level: Level, known: Additivity, whole: float) -> str:
 
 def _raw(level: Level) -> str:
     """Predictions that were not yet made to add up."""
-    factor = level.calibration
+    factor = level.sensitivity.calibration
     if factor is None or factor.measured_kld <= 0:
         return ""
     share = factor.predicted_kld / factor.measured_kld

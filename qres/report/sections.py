@@ -116,9 +116,9 @@ def _devices(result: Result) -> Section:
 
 
 def _units(result: Result) -> Section:
-    if not any(level.units for level in result.levels):
+    if not any(level.sensitivity.units for level in result.levels):
         return Section("units", "Sensitivity", ())
-    sentences = " ".join(layers.rank_sentence(level) for level in result.levels if level.units)
+    sentences = " ".join(layers.rank_sentence(level) for level in result.levels if level.sensitivity.units)
     items: list[Item] = [_figure("sensitivity", result)]
     items += _filled(layers.rank_correlations(result))
     items.append(sentences)
@@ -128,9 +128,7 @@ def _units(result: Result) -> Section:
 
 def _trust(result: Result) -> Section:
     name, title = "trust", "How far the predictions can be trusted"
-    found = result.sensitivity
-    if found is None:
-        return Section(name, title, ())
+    found = result.prediction
     if not found.used:
         why = found.reason.rstrip(". ") or "no reason was recorded"
         return Section(
@@ -156,7 +154,7 @@ def _trust(result: Result) -> Section:
 
 def _tensors(result: Result) -> Section:
     name, title = "tensors", "Sensitivity of every tensor"
-    if result.sensitivity is None or not result.sensitivity.used:
+    if not result.prediction.used:
         return Section(name, title, ())
     intro = (
         "All numbers here are predicted (≈), none is measured: the KLD of giving one tensor one type, with everything "

@@ -24,7 +24,7 @@ from qres.native.session import Session
 from qres.residual.map import ResidualMap
 from qres.sensitivity.collector import Collector, Inputs, empty
 from qres.sensitivity.damage import Use, damage
-from qres.sensitivity.prediction import Prediction, Sums, TensorSums, added
+from qres.sensitivity.prediction import PredictionSums, Sums, TensorSums, added
 from qres.sensitivity.replay.graph import Replay, Run, Seeds, State
 from qres.sensitivity.replay.products import Site
 from qres.sensitivity.replay.weights import Weights
@@ -62,7 +62,7 @@ def predict(
     request: Request,
     listener: Listener,
     inputs: Inputs | None = None,
-) -> Prediction:
+) -> PredictionSums:
     """Predict the KLD of giving each tensor each type.
 
     Args:
@@ -111,7 +111,7 @@ class _Adjoint:
         self.inputs = inputs
         dtype = _dtype(request)
         self.dtype: torch.dtype = getattr(torch, dtype)
-        self.found = Prediction(limit=request.limit, dtype=dtype)
+        self.found = PredictionSums(limit=request.limit, dtype=dtype)
         self.replay: Replay | None = None
         self.runs: list[Run] = []
         self.labels: list[list[Tensor]] = []

@@ -12,7 +12,7 @@ import math
 import random
 from collections.abc import Mapping, Sequence
 
-from qres.sensitivity.prediction import Prediction
+from qres.sensitivity.prediction import PredictionSums
 
 MIN_UNITS = 16
 """Patched per level however short the scan: half of them to test the prediction."""
@@ -47,7 +47,7 @@ def choose(injected_errors: Sequence[float | None], count: int) -> tuple[int, ..
 
 
 def choose_predicted(
-    prediction: Prediction, types: Mapping[str, str], injected_errors: Sequence[float | None], count: int
+    prediction: PredictionSums, types: Mapping[str, str], injected_errors: Sequence[float | None], count: int
 ) -> tuple[int, ...]:
     """Units to patch at a level: the worst by prediction, largest first, then some of the others at random.
 

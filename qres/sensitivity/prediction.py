@@ -23,7 +23,7 @@ class TensorSums:
 
 
 @dataclass
-class Prediction:
+class PredictionSums:
     """Everything that the backward pass found, or why there is none."""
 
     reason: str = ""

@@ -9,15 +9,15 @@ from dataclasses import replace
 import numpy as np
 
 from qres.metrics.means import spearman
-from qres.records.sensitivity import Calibration, Trust
+from qres.records.prediction import Calibration, Trust
 from qres.records.units import Unit
 from qres.residual.map import ResidualMap
-from qres.sensitivity.prediction import Prediction, added
+from qres.sensitivity.prediction import PredictionSums, added
 
 # -- records
 
 
-def calibration(prediction: Prediction, types: Mapping[str, str], measured_kld: float | None) -> Calibration | None:
+def calibration(prediction: PredictionSums, types: Mapping[str, str], measured_kld: float | None) -> Calibration | None:
     """What the level's predictions are multiplied with; None where nothing was predicted or measured."""
     units = prediction.level(types)
     if not units or not measured_kld:
@@ -29,7 +29,7 @@ def calibration(prediction: Prediction, types: Mapping[str, str], measured_kld: 
 
 
 def with_predictions(
-    units: Sequence[Unit], rmap: ResidualMap, prediction: Prediction, types: Mapping[str, str], factor: float
+    units: Sequence[Unit], rmap: ResidualMap, prediction: PredictionSums, types: Mapping[str, str], factor: float
 ) -> tuple[Unit, ...]:
     """Units with their calibrated predictions."""
     indices = {unit.name: unit.index for unit in rmap.units}

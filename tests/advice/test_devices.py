@@ -10,6 +10,7 @@ from qres.advice import devices
 from qres.advice.devices import DEVICES, GIB, deployment, device_advice
 from qres.records.devices import DeviceAdvice
 from qres.records.result import Level
+from tests.examples.levels import changed_level
 from tests.examples.result import example
 
 MIB = 2**20
@@ -20,11 +21,11 @@ def level(name: str, mib: int, kld: float | None, good: bool) -> Level:
     output = dataclasses.replace(
         base.output, kld_mean=kld, same_top=0.95 if good else 0.5, ln_ppl_ratio=0.01, ln_ppl_ratio_se=0.0
     )
-    return dataclasses.replace(base, name=name, bytes=mib * MIB, output=output)
+    return changed_level(base, name=name, bytes=mib * MIB, output=output)
 
 
 def advise(levels: list[Level], memory: dict[int, tuple[int, int]]) -> dict[str, DeviceAdvice]:
-    rows = deployment(levels, {one.name: one.bytes for one in levels}, memory)
+    rows = deployment(levels, {one.name: one.file.bytes for one in levels}, memory)
     return {row.device: row for row in device_advice(levels, rows)}
 
 

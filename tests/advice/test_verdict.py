@@ -14,6 +14,7 @@ from qres.metrics.output import OutputStats, TokenScores
 from qres.records.result import Level
 from qres.records.stream import NoiseFloor
 from qres.records.units import Keep, KeepCheck
+from tests.examples.levels import changed_level
 from tests.examples.result import example
 
 MIB = 2**20
@@ -178,7 +179,7 @@ def level(
         ln_ppl_ratio_se=ln_ppl_se,
         nonfinite_tokens=nonfinite,
     )
-    return dataclasses.replace(base, name=name, bytes=mib * MIB, output=output, keep_16bit=(), keep_check=None)
+    return changed_level(base, name=name, bytes=mib * MIB, output=output, keep_16bit=(), keep_check=None)
 
 
 @pytest.mark.parametrize(
@@ -229,8 +230,8 @@ def test_verdict_of_a_good_level_alone_names_no_other() -> None:
 
 def test_verdict_tells_the_reasons_for_keeping_nothing_apart() -> None:
     row = Keep("0.ffn", "F16", 0.01, 0.1, MIB, None, False, "")
-    small = dataclasses.replace(level("Q5_K_M", 50), keep_16bit=(row,))
-    unmapped = dataclasses.replace(small, units=(), keep_16bit=())
+    small = changed_level(level("Q5_K_M", 50), keep_16bit=(row,))
+    unmapped = changed_level(small, units=(), keep_16bit=())
 
     def keep(*levels: Level) -> str:
         return verdict.verdict(REFERENCE, levels, NOISE).keep
@@ -245,9 +246,9 @@ def test_verdict_tells_the_reasons_for_keeping_nothing_apart() -> None:
 def test_verdict_says_when_no_gain_shows_on_other_text() -> None:
     row = Keep("0.ffn", "F16", 0.01, 0.1, MIB, None, True, "")
     check = KeepCheck(("0.ffn",), 0.1, 0.09, 0.1, MIB, recovered_se=0.06)
-    kept = dataclasses.replace(level("Q5_K_M", 50), keep_16bit=(row,), keep_check=check)
+    kept = changed_level(level("Q5_K_M", 50), keep_16bit=(row,), keep_check=check)
     assert "no gain shows on other text" in verdict.verdict(REFERENCE, [kept], NOISE).keep
-    sure = dataclasses.replace(kept, keep_check=dataclasses.replace(check, recovered_se=0.01))
+    sure = changed_level(kept, keep_check=dataclasses.replace(check, recovered_se=0.01))
     assert "the KLD falls by 10% on other text" in verdict.verdict(REFERENCE, [sure], NOISE).keep
 
 
@@ -298,29 +299,29 @@ def test_verdict_names_what_is_worth_keeping() -> None:
 
 def test_verdict_says_what_was_checked_of_the_list() -> None:
     four = example().levels[0]
-    rows = four.keep_16bit[1:]  # without the head, everything was checked
-    found = verdict.verdict(REFERENCE, [dataclasses.replace(four, keep_16bit=rows)], NOISE)
+    rows = four.sensitivity.keep_16bit[1:]  # without the head, everything was checked
+    found = verdict.verdict(REFERENCE, [changed_level(four, keep_16bit=rows)], NOISE)
     added = 3_070_976 / MIB
     assert found.keep == (
         f"Keep at 16 bit in Q4_K_M: 0.ffn (+{added:.1f} MiB; without their errors the KLD falls by 22% on other text)."
     )
-    found = verdict.verdict(REFERENCE, [dataclasses.replace(four, keep_16bit=rows, keep_check=None)], NOISE)
+    found = verdict.verdict(REFERENCE, [changed_level(four, keep_16bit=rows, keep_check=None)], NOISE)
     assert found.keep == f"Keep at 16 bit in Q4_K_M: 0.ffn (+{added:.1f} MiB)."
 
 
 def test_verdict_takes_no_notice_of_a_head_that_is_not_worth_keeping() -> None:
     four = example().levels[0]
-    head, ffn, *_ = four.keep_16bit
+    head, ffn, *_ = four.sensitivity.keep_16bit
     rows = (ffn, dataclasses.replace(head, worth_it=False))
-    found = verdict.verdict(REFERENCE, [dataclasses.replace(four, keep_16bit=rows)], NOISE)
+    found = verdict.verdict(REFERENCE, [changed_level(four, keep_16bit=rows)], NOISE)
     assert "head" not in found.keep
     assert "without their errors the KLD falls by 22%" in found.keep
 
 
 def test_verdict_counts_what_does_not_fit_the_line() -> None:
-    row = example().levels[0].keep_16bit[0]
+    row = example().levels[0].sensitivity.keep_16bit[0]
     keep = tuple(dataclasses.replace(row, unit=f"{i}.ffn", bytes_added=MIB) for i in range(7))
-    found = verdict.verdict(REFERENCE, [dataclasses.replace(level("Q4_K_M", 40), keep_16bit=keep)], NOISE)
+    found = verdict.verdict(REFERENCE, [changed_level(level("Q4_K_M", 40), keep_16bit=keep)], NOISE)
     assert found.keep == "Keep at 16 bit in Q4_K_M: 0.ffn, 1.ffn, 2.ffn, 3.ffn, 4.ffn and 2 more (+7.0 MiB)."
 
 
@@ -384,16 +385,16 @@ def test_absurd_reference_of_a_perplexity_beyond_all_numbers() -> None:
 
 def test_without_advice_keeps_the_ranking() -> None:
     four = example().levels[0]
-    assert any(row.worth_it for row in four.keep_16bit)
+    assert any(row.worth_it for row in four.sensitivity.keep_16bit)
     plain = verdict.without_advice(four)
-    assert not any(row.worth_it for row in plain.keep_16bit)
+    assert not any(row.worth_it for row in plain.sensitivity.keep_16bit)
     back = [
         dataclasses.replace(row, worth_it=old.worth_it)
-        for row, old in zip(plain.keep_16bit, four.keep_16bit, strict=True)
+        for row, old in zip(plain.sensitivity.keep_16bit, four.sensitivity.keep_16bit, strict=True)
     ]
-    assert dataclasses.replace(plain, keep_16bit=tuple(back)) == four  # nothing else was touched
+    assert changed_level(plain, keep_16bit=tuple(back)) == four  # nothing else was touched
     assert verdict.without_advice(plain) == plain
-    assert verdict.without_advice(level("Q8_0", 80)).keep_16bit == ()
+    assert verdict.without_advice(level("Q8_0", 80)).sensitivity.keep_16bit == ()
 
 
 @pytest.mark.parametrize("levels", [[], [level("Q5_K_M", 50)], [example().levels[0], level("Q8_0", 80, kld=0.001)]])

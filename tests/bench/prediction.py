@@ -22,7 +22,7 @@ from qres.residual.capture import capture, force, inject
 from qres.residual.map import ResidualMap
 from qres.residual.trace import trace
 from qres.sensitivity.adjoint import Request, predict
-from qres.sensitivity.prediction import Prediction, added
+from qres.sensitivity.prediction import PredictionSums, added
 from qres.text.chunks import Chunk
 
 SIX_TYPES = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "Q8_0")
@@ -84,7 +84,7 @@ def measure(files: Sequence[Path], rank: Sequence[Chunk], report: Sequence[Chunk
         if tensor.n_dims > 1
     }
 
-    def run(chunks: Sequence[Chunk], draws: int, of: Mapping[str, tuple[str, ...]]) -> Prediction:
+    def run(chunks: Sequence[Chunk], draws: int, of: Mapping[str, tuple[str, ...]]) -> PredictionSums:
         request = Request(of, {}, draws, "cpu", "auto", THREADS, LIMIT)
         return predict(reference, inventory, chunks, rmap, request, Logged())
 

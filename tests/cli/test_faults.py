@@ -104,7 +104,7 @@ def finished(folder: Path) -> list[str]:
 def result(folder: Path) -> dict[str, Any]:
     """A result without what differs from run to run."""
     loaded: dict[str, Any] = json.loads((folder / "out" / "result.json").read_text())
-    del loaded["settings"]["elapsed_s"], loaded["sensitivity"]["elapsed_s"]
+    del loaded["settings"]["elapsed_s"], loaded["prediction"]["elapsed_s"]
     return loaded
 
 

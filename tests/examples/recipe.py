@@ -16,9 +16,10 @@ import numpy as np
 import numpy.typing as npt
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
+from qres.records.prediction import Prediction, TensorDamage, TypeDamage
 from qres.records.recipe import FileTensor, Rung
 from qres.records.result import Level, Result
-from qres.records.sensitivity import Sensitivity, TensorDamage, TypeDamage
+from tests.examples.levels import changed_level
 from tests.examples.result import example as whole_example
 
 EMBEDDING = "token_embd.weight"
@@ -95,12 +96,12 @@ RAW = {"Q4_K_M": 0.00691, "Q6_K": 0.00114}
 def example() -> Result:
     """The result of a scan of that model at two levels."""
     result = whole_example()
-    assert result.sensitivity is not None
+    assert result.prediction is not None
     return replace(
         result,
         levels=tuple(level(name, kld) for name, kld in MEASURED.items()),
         settings=replace(result.settings, chunk_digests=("5d7e", "90ab")),
-        sensitivity=replace(result.sensitivity, tensors=damages()),
+        prediction=replace(result.prediction, tensors=damages()),
         fingerprint="f1d0",
         tensors=TENSORS,
         ladder=tuple(Rung(name, tuple(types.values())) for name, types in LADDER.items()),
@@ -111,7 +112,7 @@ def level(name: str, kld: float | None, types: Mapping[str, str] | None = None, 
     """A measured level of these types, or of those that the ladder has; no unit was patched."""
     held = types or LADDER[name]
     base = whole_example().levels[0]
-    return replace(
+    return changed_level(
         base,
         name=name,
         file_type=name,
@@ -141,13 +142,13 @@ def _damage(tensor: str, role: str, unit: str, losses: Mapping[str, float]) -> T
 
 def without_predictions(result: Result, tensor: str, kind: str) -> Result:
     """The result with a type of a tensor that has no prediction in the last row that has the type."""
-    found = result.sensitivity
-    assert isinstance(found, Sensitivity)
+    found = result.prediction
+    assert isinstance(found, Prediction)
     rows = list(found.tensors)
     last = max(i for i, row in enumerate(rows) if row.tensor == tensor)
     types = tuple(replace(one, predicted_kld=None) if one.type == kind else one for one in rows[last].types)
     rows[last] = replace(rows[last], types=types)
-    return replace(result, sensitivity=replace(found, tensors=tuple(rows)))
+    return replace(result, prediction=replace(found, tensors=tuple(rows)))
 
 
 # -- bytes and sums

@@ -16,12 +16,12 @@ from functools import cache
 from qres.levels import TYPE_TRAITS, fitting_type
 from qres.pipeline import usual_recipes
 from qres.records.devices import Deployment, DeviceAdvice
-from qres.records.files import Fallback, TypeShare
+from qres.records.files import Fallback, LevelFile, TypeShare
 from qres.records.output import Group, Histogram, Output
 from qres.records.recipe import Built, FileTensor, Measure, Pairing, Recipe, Rung, Verification
 from qres.records.result import SCHEMA_VERSION, Comparison, Level, Reference, Result, Settings, Skipped, Verdict
 from qres.records.stream import Health, NoiseFloor, Point
-from qres.records.units import Additivity, Keep, KeepCheck, RankCorrelation, Unit
+from qres.records.units import Additivity, Keep, KeepCheck, RankCorrelation, Sensitivity, Unit
 from tests.examples import sensitivity as example_sensitivity
 
 N_LAYER = 6
@@ -131,7 +131,7 @@ def _scanned() -> Result:
             Skipped("Q2_K", "llama.cpp could not make it: rows of 576 are not a multiple of 256"),
             Skipped("2.attention at Q4_K_M", "outside the default budget of 12 units"),
         ),
-        sensitivity=sensitivity,
+        prediction=sensitivity,
         fingerprint="5b0c" * 16,
         tensors=_tensors(),
         ladder=tuple(Rung(level, tuple(_held(level).values())) for level in LADDER),
@@ -146,25 +146,29 @@ def _level(name: str, scale: float) -> Level:
     quantized = name == "Q4_K_M"
     return Level(
         name=name,
-        path=f"models/SmolLM2-6L-{name}.gguf",
-        file_type=name,
-        bytes=_data_bytes(name) + HEADER_BYTES,
-        bpw=_bpw(name),
-        nominal_bpw=4.84 if quantized else 8.5,
-        types=_types(name),
-        fallback_tensors=tuple(
-            Fallback(tensor, "Q4_K", held, "rows of 576 are not a multiple of 256")
-            for tensor, held in _held(name).items()
-            if quantized and held == "Q5_0"
+        file=LevelFile(
+            path=f"models/SmolLM2-6L-{name}.gguf",
+            file_type=name,
+            bytes=_data_bytes(name) + HEADER_BYTES,
+            bpw=_bpw(name),
+            nominal_bpw=4.84 if quantized else 8.5,
+            types=_types(name),
+            fallback_tensors=tuple(
+                Fallback(tensor, "Q4_K", held, "rows of 576 are not a multiple of 256")
+                for tensor, held in _held(name).items()
+                if quantized and held == "Q5_0"
+            ),
+            tensor_types=tuple(_held(name).values()),
         ),
         output=_output(kld, quantized),
         points=points,
-        units=units,
-        keep_16bit=_keep(kld) if quantized else (),
-        keep_check=KeepCheck(("0.ffn",), 0.0573, 0.0446, 0.222, 3_070_976) if quantized else None,
-        rank_correlation=RankCorrelation(13, 0.2, 0.41, 0.55, 0.88, -0.11) if quantized else None,
-        additivity=Additivity(0.0575, None, 0.0334) if quantized else None,
-        tensor_types=tuple(_held(name).values()),
+        sensitivity=Sensitivity(
+            units=units,
+            keep_16bit=_keep(kld) if quantized else (),
+            keep_check=KeepCheck(("0.ffn",), 0.0573, 0.0446, 0.222, 3_070_976) if quantized else None,
+            rank_correlation=RankCorrelation(13, 0.2, 0.41, 0.55, 0.88, -0.11) if quantized else None,
+            additivity=Additivity(0.0575, None, 0.0334) if quantized else None,
+        ),
     )
 
 

@@ -12,9 +12,10 @@ import math
 from collections.abc import Sequence
 
 from qres.levels import TYPE_TRAITS
+from qres.records.prediction import Calibration, Prediction, TensorDamage, Trust, TypeDamage
 from qres.records.result import Level
-from qres.records.sensitivity import Calibration, Sensitivity, TensorDamage, Trust, TypeDamage
 from qres.records.units import Unit
+from tests.examples.levels import changed_level
 
 KEPT_TYPES = ("Q4_0", "Q5_0", "Q8_0")
 BLOCK_TYPES = ("Q4_K", "Q6_K")
@@ -52,15 +53,15 @@ def own_type(level: str, tensor: str) -> str:
     return "Q4_K" if "ffn_down" in tensor else "Q5_0"
 
 
-def sensitivity(level: Level) -> Sensitivity:
+def sensitivity(level: Level) -> Prediction:
     """The predictions, such that they come near the patched units of this level."""
     rows = []
-    for place, unit in enumerate(level.units):
+    for place, unit in enumerate(level.sensitivity.units):
         wave = math.exp(0.22 * math.sin(2.3 * place) + (0.5 if unit.unit == "3.ffn" else 0.0))
         damage = RAW * wave * (unit.kld if unit.kld is not None else 0.00137)
         for name in unit.weights:
             rows.append(_tensor(unit, "token_embd.weight" if unit.kind == "head" else name, damage, level.name))
-    return Sensitivity(
+    return Prediction(
         used=True,
         reason="",
         replay_kld=2.4e-6,
@@ -101,7 +102,7 @@ def _tensor(unit: Unit, tensor: str, damage: float, level: str) -> TensorDamage:
     )
 
 
-def predicted(level: Level, found: Sensitivity, measured: float, top: int) -> Level:
+def predicted(level: Level, found: Prediction, measured: float, top: int) -> Level:
     """The level with what follows from the predictions: factor, units, and how far to trust them."""
     sums: dict[str, float] = {}
     squares: dict[str, float] = {}
@@ -117,10 +118,10 @@ def predicted(level: Level, found: Sensitivity, measured: float, top: int) -> Le
         dataclasses.replace(
             unit, predicted_kld=factor * sums[unit.unit], predicted_se=factor * math.sqrt(squares[unit.unit])
         )
-        for unit in level.units
+        for unit in level.sensitivity.units
     )
     calibration = Calibration(factor, raw, math.sqrt(sum(squares.values())), measured)
-    return dataclasses.replace(level, units=units, calibration=calibration, trust=_trust(units, top))
+    return changed_level(level, units=units, calibration=calibration, trust=_trust(units, top))
 
 
 def _trust(units: Sequence[Unit], top: int) -> Trust:

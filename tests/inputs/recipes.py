@@ -155,8 +155,8 @@ def changed(**changes: object) -> bytes:
 GIVE = "Give the recipe.json that `qres recipe` wrote"
 SIMULATED = "no recipe without predictions"
 _UNUSED = example()
-assert _UNUSED.sensitivity is not None
-WITHOUT = to_json(replace(_UNUSED, sensitivity=replace(_UNUSED.sensitivity, used=False, reason="no gradient of X")))
+assert _UNUSED.prediction is not None
+WITHOUT = to_json(replace(_UNUSED, prediction=replace(_UNUSED.prediction, used=False, reason="no gradient of X")))
 RECIPES = [
     case("recipe-nothing-asked", "no budget", recipe(), "give one of --budget", code=2),
     case(
@@ -175,10 +175,10 @@ RECIPES = [
     ),
     case(
         "recipe-older-result",
-        "a result of before recipes",
-        recipe("--budget", "5bpw", result=to_json(replace(older(), tensors=(), sensitivity=None))),
-        "from before qres made recipes",
-        "Scan again",
+        "a result of an older qres",
+        recipe("--budget", "5bpw", result=to_json(replace(older(), schema_version=1))),
+        "this result has schema version 1, qres reads version 2",
+        "Make it again: qres scan models/SmolLM2-6L-F16.gguf",
     ),
     case("recipe-no-prediction", "no predictions", recipe("--budget", "5bpw", result=WITHOUT), SIMULATED, code=4),
     case(

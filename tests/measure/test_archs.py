@@ -64,7 +64,7 @@ def _row(name: str, outcome: Measured | QresError | str) -> str:
     level = outcome.levels[0]
     return (
         f"{name:28} mapped    {outcome.norm_placement:18} {len(level.points) - 1:3} branches  "
-        f"KLD {level.output.kld_mean:.2e}  patched {sum(u.method == 'patched' for u in level.units)}"
+        f"KLD {level.output.kld_mean:.2e}  patched {sum(u.method == 'patched' for u in level.sensitivity.units)}"
     )
 
 

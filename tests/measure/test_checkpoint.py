@@ -27,7 +27,7 @@ from qres.metrics.quantiles import Quantiles
 from qres.records.stream import NoiseFloor, NonFinite
 from qres.residual.capture import Snapshot
 from qres.residual.drift import DriftStats, HealthStats, reference_norms
-from qres.sensitivity.prediction import Prediction, TensorSums
+from qres.sensitivity.prediction import PredictionSums, TensorSums
 
 TOKENS, WIDTH, POINTS, VOCAB = 16, 8, 4, 40
 READS = (0, 1, 2)
@@ -254,7 +254,7 @@ def test_every_class_that_a_state_holds_is_in_the_list(tmp_path: Path) -> None:
     """A class that is written but not read would make every resumed scan fail."""
     state = new_state()
     add_chunk(state, 0)
-    state.prediction = Prediction(tensors=[TensorSums("a", 0, {"Q4_0": [[1.0]]})])
+    state.prediction = PredictionSums(tensors=[TensorSums("a", 0, {"Q4_0": [[1.0]]})])
     checkpoint.save(tmp_path / "state.npz", state, ABOUT)
     with np.load(tmp_path / "state.npz") as arrays:
         tree = arrays["tree"].tobytes().decode()

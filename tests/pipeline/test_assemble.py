@@ -25,9 +25,9 @@ from qres.pipeline.candidates import Candidate
 from qres.pipeline.options import ScanOptions
 from qres.records import as_json
 from qres.records.files import SharedTensors
+from qres.records.prediction import Prediction
 from qres.records.recipe import FileTensor, Rung
 from qres.records.result import Result, Settings, Skipped
-from qres.records.sensitivity import Sensitivity
 from qres.records.stream import Extreme, NonFinite
 from qres.text import chunks
 from tests import tiny
@@ -38,7 +38,7 @@ EXAMPLE = example()
 DOWN = "blk.1.ffn_down.weight"
 TEXTS = chunks.Texts(rank=((1, 2), (3, 4)), report=((5, 6), (3, 4)), rank_name="rank", report_name="report", unused=5)
 ONE_CHUNK = dataclasses.replace(TEXTS, report=TEXTS.report[:1])
-NOT_PREDICTED = Sensitivity(False, "not tried", None, None, 1e-5, 0, 0, 1, "", "cpu", "", 0.0)
+NOT_PREDICTED = Prediction(False, "not tried", None, None, 1e-5, 0, 0, 1, "", "cpu", "", 0.0)
 
 
 @pytest.fixture(scope="module")
@@ -49,16 +49,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Inventory:
 def measured_level(name: str = "Q4_K_M", **output: Any) -> MeasuredLevel:  # noqa: ANN401 - fields of Output
     """The example's level under another name, with other figures."""
     level = EXAMPLE.levels[0]
-    return MeasuredLevel(
-        name=name,
-        output=dataclasses.replace(level.output, **output),
-        points=level.points,
-        units=level.units,
-        keep_16bit=level.keep_16bit,
-        keep_check=level.keep_check,
-        rank_correlation=level.rank_correlation,
-        additivity=level.additivity,
-    )
+    sensitivity = dataclasses.replace(level.sensitivity, calibration=None, trust=None)
+    return MeasuredLevel(name, dataclasses.replace(level.output, **output), level.points, sensitivity)
 
 
 def measured(*levels: MeasuredLevel, **changes: Any) -> Measured:  # noqa: ANN401 - fields of Measured
@@ -79,7 +71,7 @@ def measured(*levels: MeasuredLevel, **changes: Any) -> Measured:  # noqa: ANN40
         failed={},
         levels=levels or (measured_level(),),
         comparisons=(),
-        sensitivity=NOT_PREDICTED,
+        prediction=NOT_PREDICTED,
     )
     return dataclasses.replace(plain, **changes)
 
@@ -129,9 +121,9 @@ def test_result_of_a_sound_scan_warns_of_nothing(model: Inventory) -> None:
     assert found.non_finite == ()
     assert found.verdict.level == "Q4_K_M"
     assert found.device_advice
-    assert found.levels[0].keep_16bit == EXAMPLE.levels[0].keep_16bit
+    assert found.levels[0].sensitivity.keep_16bit == EXAMPLE.levels[0].sensitivity.keep_16bit
     assert found.reference.bytes == model.file_bytes
-    assert found.levels[0].bytes == model.file_bytes
+    assert found.levels[0].file.bytes == model.file_bytes
     assert (found.reference.n_vocab, found.reference.architecture) == (49_152, "llama")
 
 
@@ -165,7 +157,7 @@ def test_model_file_knows_its_bytes_and_stamps(model: Inventory) -> None:
 def test_result_passes_the_prediction_and_the_ladder_on(model: Inventory) -> None:
     rung = Rung("Q4_K_M", tuple("Q4_K" for _ in model.tensors))
     found = result(model, measured(), ladder=(rung,))
-    assert found.sensitivity == NOT_PREDICTED
+    assert found.prediction == NOT_PREDICTED
     assert found.ladder == (rung,)
     assert (found.mixes, found.stock, found.recoveries, found.recipes) == ((), (), (), ())
 
@@ -191,7 +183,7 @@ def test_levels_say_the_type_of_every_tensor_and_where_one_is_missing(model: Inv
     names = [tensor.name for tensor in model.tensors]
     levels = (Candidate("whole", model), Candidate("tied", lacking))
     found = result(model, measured(measured_level("whole"), measured_level("tied")), levels=levels)
-    whole, tied = (level.tensor_types for level in found.levels)
+    whole, tied = (level.file.tensor_types for level in found.levels)
     assert whole == tuple(tensor.type for tensor in model.tensors)
     assert len(tied) == len(names)
     assert [name for name, held in zip(names, tied, strict=True) if not held] == ["output.weight"]
@@ -258,10 +250,12 @@ def test_result_without_advice(model: Inventory, ppl: float | None, absurd: bool
     found = result(model, measured(measured_level(ppl_reference=ppl)))
     assert (found.verdict.level is None) == absurd
     assert bool(found.device_advice) != absurd
-    assert any(row.worth_it for row in found.levels[0].keep_16bit) != absurd
+    assert any(row.worth_it for row in found.levels[0].sensitivity.keep_16bit) != absurd
     assert found.deployment
     assert found.levels[0].output.kld_mean == EXAMPLE.levels[0].output.kld_mean
-    assert [row.unit for row in found.levels[0].keep_16bit] == [row.unit for row in EXAMPLE.levels[0].keep_16bit]
+    assert [row.unit for row in found.levels[0].sensitivity.keep_16bit] == [
+        row.unit for row in EXAMPLE.levels[0].sensitivity.keep_16bit
+    ]
 
 
 # ---------------------------------------------------------------- values that are not finite

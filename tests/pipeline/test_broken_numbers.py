@@ -198,7 +198,7 @@ class Scan:
     """Empty where there is none."""
 
     def level(self, model: str) -> dict[str, Any]:
-        (found,) = (level for level in self.result["levels"] if f"{model}.gguf" in level["path"])
+        (found,) = (level for level in self.result["levels"] if f"{model}.gguf" in level["file"]["path"])
         return dict(found)
 
     def of(self, record: str, model: str) -> list[dict[str, Any]]:
@@ -466,7 +466,7 @@ def test_scan_lists_the_input_that_overflowed(kept: Scan) -> None:
 
 def test_scan_keeps_no_unit_at_f16_that_overflowed_in_it(kept: Scan) -> None:
     """The reference is F16 there and computed NaN: the same type again is no advice."""
-    types = {row["unit"]: row["type"] for level in kept.result["levels"] for row in level["keep_16bit"]}
+    types = {row["unit"]: row["type"] for level in kept.result["levels"] for row in level["sensitivity"]["keep_16bit"]}
     assert types["1.ffn"] == "BF16"
 
 
@@ -477,7 +477,7 @@ def keep_types(found: Scan) -> dict[str, set[str]]:
     """Unit -> the types that it is to be kept at, over all levels."""
     types: dict[str, set[str]] = {}
     for level in found.result["levels"]:
-        for row in level["keep_16bit"]:
+        for row in level["sensitivity"]["keep_16bit"]:
             types.setdefault(row["unit"], set()).add(row["type"])
     return types
 
@@ -551,7 +551,7 @@ def test_scan_of_random_weights_gives_figures_and_no_advice(home: Path) -> None:
     assert "Ship" not in found.out
     assert found.result["device_advice"] == []
     assert found.result["deployment"]
-    rows = [row for level in found.result["levels"] for row in level["keep_16bit"]]
+    rows = [row for level in found.result["levels"] for row in level["sensitivity"]["keep_16bit"]]
     assert rows
     assert not any(row["worth_it"] for row in rows)
     for level in found.result["levels"]:

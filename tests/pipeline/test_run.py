@@ -100,7 +100,7 @@ def test_scan_names_in_result(scanned: Path) -> None:
         "cosine_median", "sqnr_db", "local_error_median", "injected_error_median", "ledger_share", "absmax",
     } <= set(level["points"][0])  # fmt: skip
     assert {"unit", "kind", "layer", "branch", "kld", "kld_se", "method", "bytes_at_level", "bytes_at_16bit"} <= set(
-        level["units"][0]
+        level["sensitivity"]["units"][0]
     )
     assert {"device", "ram_bytes", "n_ctx", "level", "needed_bytes", "fits"} <= set(result["deployment"][0])
 
@@ -108,16 +108,18 @@ def test_scan_names_in_result(scanned: Path) -> None:
 def test_scan_levels_are_ordered_and_less_damaged(scanned: Path) -> None:
     small_level, large_level = load(scanned)["levels"]
     assert (small_level["name"], large_level["name"]) == ("Q4_K_M", "Q8_0")
-    assert small_level["bytes"] < large_level["bytes"]
+    assert small_level["file"]["bytes"] < large_level["file"]["bytes"]
     assert small_level["output"]["kld_mean"] > large_level["output"]["kld_mean"] > 0
 
 
 def test_scan_ledger_and_units(scanned: Path) -> None:
     for level in load(scanned)["levels"]:
         assert sum(point["ledger_share"] for point in level["points"]) == pytest.approx(1, abs=1e-6)
-        units = [unit["unit"] for unit in level["units"]]
+        units = [unit["unit"] for unit in level["sensitivity"]["units"]]
         assert units == ["embedding", "0.attention", "0.ffn", "1.attention", "1.ffn", "head"]
-        assert all(unit["kld"] is not None for unit in level["units"])  # fewer units than the least that is patched
+        assert all(
+            unit["kld"] is not None for unit in level["sensitivity"]["units"]
+        )  # fewer units than the least that is patched
 
 
 def test_scan_uses_the_cache(scanned: Path) -> None:
@@ -137,7 +139,7 @@ def test_scan_repeats_itself(scanned: Path) -> None:
     one, two = load(scanned), load(scanned, "two")
     for result in (one, two):
         result["settings"].pop("elapsed_s")
-        result["sensitivity"].pop("elapsed_s")
+        result["prediction"].pop("elapsed_s")
     assert one == two
 
 
@@ -167,8 +169,8 @@ def test_scan_reference_against_itself_is_zero(tmp_path: Path) -> None:
     assert level["output"]["kld_max"] == 0
     assert level["output"]["same_top"] == 1
     assert [point["drift_p95"] for point in level["points"]] == [0] * len(level["points"])
-    assert {unit["kld"] for unit in level["units"]} == {0}
-    assert level["keep_16bit"] == []
+    assert {unit["kld"] for unit in level["sensitivity"]["units"]} == {0}
+    assert level["sensitivity"]["keep_16bit"] == []
 
 
 def crush(target: str) -> tiny.Change:
@@ -191,11 +193,11 @@ def test_scan_finds_the_damaged_layer(tmp_path: Path) -> None:
     tiny.write_llama(tmp_path / "bad.gguf", n_layer=6, change=crush("blk.3.ffn_down.weight"))
     assert qres(*small("scan", "tiny.gguf", "bad.gguf"), cwd=tmp_path).returncode == 0
     level = load(tmp_path)["levels"][0]
-    units = sorted(level["units"], key=lambda unit: -(unit["kld"] or 0))
+    units = sorted(level["sensitivity"]["units"], key=lambda unit: -(unit["kld"] or 0))
     assert units[0]["unit"] == "3.ffn"
     assert units[0]["kld"] > 0
     assert all(unit["kld"] == 0 for unit in units[1:])
-    assert [row["unit"] for row in level["keep_16bit"]] == ["3.ffn"]
+    assert [row["unit"] for row in level["sensitivity"]["keep_16bit"]] == ["3.ffn"]
     damaged = next(point for point in level["points"] if (point["layer"], point["branch"]) == (3, "ffn"))
     for point in level["points"]:
         if point["index"] < damaged["index"]:

@@ -290,7 +290,7 @@ def test_recipe_of_a_levels_size_is_better_than_the_level(scanned: Scanned, name
     types = {tensor.name: tensor.type for tensor in recipe.tensors}
     assert types == {tensor.name: tensor.type for tensor in made.tensors}
     assert made.tensor_bytes == recipe.bytes <= scanned.choices.bytes_of(scanned.choices.level_types(level))
-    assert made.file_bytes == scanned.choices.file_bytes(types) <= level.bytes
+    assert made.file_bytes == scanned.choices.file_bytes(types) <= level.file.bytes
     found = verification(recipe)
     rival = next(one for one in found.levels if one.name == name)
     assert measured_kld(rival.kld) / measured_kld(found.recipe.kld) > least
@@ -387,7 +387,7 @@ def test_verification_has_the_figures_of_a_scan(
         ("drift", level.points[-1].drift_median),
     ):
         assert getattr(own, name) == pytest.approx(theirs, rel=1e-9), name
-    assert level.tensor_types == tuple(tensor.type for tensor in recipe.tensors)
+    assert level.file.tensor_types == tuple(tensor.type for tensor in recipe.tensors)
     assert own.bytes == recipe.bytes
 
 

@@ -17,6 +17,7 @@ from qres.recipes.choices import MODEL_ERROR, Choices, loss_of, padded, size_of
 from qres.records.recipe import Rung
 from qres.records.result import Result
 from tests.examples import recipe as ex
+from tests.examples.levels import changed_level
 from tests.examples.recipe import (
     DOWN_0,
     EMBEDDING,
@@ -81,12 +82,12 @@ def test_each_use_of_a_tensor_has_a_correction_of_its_own(monkeypatch: pytest.Mo
 def test_a_type_that_one_use_has_no_prediction_for_is_no_option() -> None:
     for missing in ("head", "embedding"):
         result = ex.example()
-        assert result.sensitivity is not None
+        assert result.prediction is not None
         rows = tuple(
             replace(row, types=tuple(one for one in row.types if one.type != "Q5_0")) if row.unit == missing else row
-            for row in result.sensitivity.tensors
+            for row in result.prediction.tensors
         )
-        result = replace(result, sensitivity=replace(result.sensitivity, tensors=rows))
+        result = replace(result, prediction=replace(result.prediction, tensors=rows))
         assert Choices(result).by_name[EMBEDDING].types == ("Q4_0", "IQ4_NL", "Q5_1", "Q8_0", "F16")
     unknown = Choices(ex.without_predictions(ex.example(), EMBEDDING, "Q5_0"))
     assert unknown.by_name[EMBEDDING].types == ("Q4_0", "IQ4_NL", "Q5_1", "Q8_0", "F16")
@@ -265,8 +266,8 @@ def test_interval_where_one_chunk_gives_no_standard_error() -> None:
 
 def test_levels_are_smallest_first_and_have_all_tensors() -> None:
     four, six = ex.example().levels
-    gap = replace(four, name="gap", tensor_types=(*four.tensor_types[:-1], ""))
-    unknown = replace(four, name="old", tensor_types=())
+    gap = changed_level(four, name="gap", tensor_types=(*four.file.tensor_types[:-1], ""))
+    unknown = changed_level(four, name="old", tensor_types=())
     found = Choices(replace(ex.example(), levels=(six, gap, unknown, four)))
     assert [level.name for level in found.levels] == ["Q4_K_M", "Q6_K"]
     assert found.level_types(found.levels[0]) == Q4
@@ -288,19 +289,17 @@ def test_stock_is_by_size_and_measured_types_count() -> None:
 
 
 def _no_levels(result: Result) -> Result:
-    return replace(result, levels=tuple(replace(level, tensor_types=()) for level in result.levels))
+    return replace(result, levels=tuple(changed_level(level, tensor_types=()) for level in result.levels))
 
 
 def _not_used(result: Result) -> Result:
-    assert result.sensitivity is not None
-    return replace(result, sensitivity=replace(result.sensitivity, used=False, reason="the replay is off by 0.3"))
+    assert result.prediction is not None
+    return replace(result, prediction=replace(result.prediction, used=False, reason="the replay is off by 0.3"))
 
 
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [
-        (lambda r: replace(r, tensors=()), InputError, "from before qres made recipes"),
-        (lambda r: replace(r, sensitivity=None), InputError, "from before qres made recipes"),
         (
             lambda r: replace(r, reference=replace(r.reference, is_16bit=False)),
             UnsupportedError,
@@ -321,17 +320,12 @@ def test_results_that_no_recipe_can_be_made_of(
     assert words in caught.value.message
 
 
-def test_no_tensors_and_no_prediction_is_an_old_result_whatever_else_it_lacks() -> None:
-    with pytest.raises(InputError, match="scan again"):
-        Choices(replace(ex.example(), tensors=(), ladder=(), levels=()))
-
-
 @pytest.mark.parametrize(
     "change",
     [
         lambda r: replace(r, tensors=r.tensors[:-1]),
         lambda r: replace(r, ladder=(*r.ladder[:-1], replace(r.ladder[-1], types=r.ladder[-1].types[1:]))),
-        lambda r: replace(r, levels=(r.levels[0], replace(r.levels[1], tensor_types=("F16",)))),
+        lambda r: replace(r, levels=(r.levels[0], changed_level(r.levels[1], tensor_types=("F16",)))),
     ],
 )
 def test_lists_of_types_that_are_not_of_all_tensors_are_refused(change: Callable[[Result], Result]) -> None:
@@ -340,7 +334,7 @@ def test_lists_of_types_that_are_not_of_all_tensors_are_refused(change: Callable
 
 
 def test_levels_that_all_lack_a_tensor_are_none_to_calibrate_on() -> None:
-    levels = tuple(replace(one, tensor_types=(*one.tensor_types[:-1], "")) for one in ex.example().levels)
+    levels = tuple(changed_level(one, tensor_types=(*one.file.tensor_types[:-1], "")) for one in ex.example().levels)
     with pytest.raises(UnsupportedError, match="no level was measured"):
         Choices(replace(ex.example(), levels=levels))
 

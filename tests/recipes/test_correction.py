@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from qres.recipes import correction
+from qres.records.prediction import Calibration, TensorDamage, TypeDamage
 from qres.records.result import Level, Result
-from qres.records.sensitivity import Calibration, TensorDamage, TypeDamage
 from qres.records.units import Unit
+from tests.examples.levels import changed_level
 from tests.examples.result import example
 
 WEIGHTS = 1000
@@ -105,13 +106,13 @@ def unit(layer: int, kld: float, predicted: float, method: str = "patched", erro
 
 
 def example_unit() -> Unit:
-    return next(unit for level in example().levels for unit in level.units)
+    return next(unit for level in example().levels for unit in level.sensitivity.units)
 
 
 def scanned(*units: Unit, factor: float = 1.0, layers: int = 10) -> Result:
     """A result with one level that has these units."""
     result = example()
-    level: Level = replace(result.levels[0], units=units, calibration=Calibration(factor, 1.0, None, factor))
+    level: Level = changed_level(result.levels[0], units=units, calibration=Calibration(factor, 1.0, None, factor))
     return replace(result, levels=(level,), reference=replace(result.reference, n_layer=layers))
 
 

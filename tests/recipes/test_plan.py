@@ -523,9 +523,9 @@ def test_texts_that_do_not_say_how_many_chunks_they_are_get_their_number() -> No
 
 def test_a_recipe_names_its_importance_matrix() -> None:
     result = ex.example()
-    assert result.sensitivity is not None
-    sensitivity = replace(result.sensitivity, imatrix="m.gguf", imatrix_digest="12ab")
-    found = made(Choices(replace(result, sensitivity=sensitivity)), "5bpw")
+    assert result.prediction is not None
+    sensitivity = replace(result.prediction, imatrix="m.gguf", imatrix_digest="12ab")
+    found = made(Choices(replace(result, prediction=sensitivity)), "5bpw")
     assert (found.imatrix, found.imatrix_digest) == ("m.gguf", "12ab")
 
 

@@ -41,8 +41,8 @@ def changed(**changes: Any) -> Result:  # noqa: ANN401 - fields of Result
 
 
 def without() -> Result:
-    """The example as an older qres wrote it."""
-    return changed(tensors=(), ladder=(), mixes=(), stock=(), recoveries=(), recipes=())
+    """The example of a model that llama.cpp cannot quantize."""
+    return changed(ladder=(), mixes=(), stock=(), recoveries=(), recipes=())
 
 
 def recipe(place: int = 0, **changes: Any) -> Recipe:  # noqa: ANN401 - fields of Recipe
@@ -97,7 +97,7 @@ def bytes_of(shape: tuple[int, ...], type_name: str) -> int:
 
 def damages(types: dict[str, str]) -> dict[str, float]:
     """Tensor -> its raw prediction, straight from the rows of the sensitivity; a tied head counts twice."""
-    found = example().sensitivity
+    found = example().prediction
     assert found is not None
     exact = {tensor.name for tensor in example().tensors if types[tensor.name] in (tensor.type, tensor.type_16bit)}
     sums = dict.fromkeys(types, 0.0)
@@ -130,14 +130,14 @@ def test_levels_of_the_example_are_made_of_their_tensors() -> None:
     result = example()
     for level in result.levels:
         sizes: Counter[str] = Counter()
-        for tensor, held in zip(result.tensors, level.tensor_types, strict=True):
+        for tensor, held in zip(result.tensors, level.file.tensor_types, strict=True):
             sizes[held] += bytes_of(tensor.shape, held)
-        assert {share.type: share.bytes for share in level.types} == sizes
-        assert level.bytes == sizes.total() + HEADER_BYTES
-        assert level.bpw == pytest.approx(8 * sizes.total() / sum(math.prod(t.shape) for t in result.tensors))
+        assert {share.type: share.bytes for share in level.file.types} == sizes
+        assert level.file.bytes == sizes.total() + HEADER_BYTES
+        assert level.file.bpw == pytest.approx(8 * sizes.total() / sum(math.prod(t.shape) for t in result.tensors))
         assert {row.weights_bytes for row in result.deployment if row.level == level.name} == {sizes.total()}
         known = next(rung.types for rung in result.ladder if rung.level == level.name)
-        assert level.tensor_types == known
+        assert level.file.tensor_types == known
     assert {share.type: share.tensors for share in result.reference.types} == Counter(t.type for t in result.tensors)
 
 
@@ -219,7 +219,7 @@ def test_recoveries_of_the_example_leave_what_they_say() -> None:
         assert row.free_bytes is not None
         assert row.free_bytes <= row.raised_bytes <= row.layers_bytes
         level = next(level for level in example().levels if level.name == row.level)
-        held = dict(zip((t.name for t in example().tensors), level.tensor_types, strict=True))
+        held = dict(zip((t.name for t in example().tensors), level.file.tensor_types, strict=True))
         kept = {t.name for t in example().tensors if t.name.removeprefix("blk.").split(".")[0] in numbers(row)}
         added = sum(bytes_of(t.shape, t.type) - bytes_of(t.shape, held[t.name]) for t in example().tensors)
         added_kept = sum(

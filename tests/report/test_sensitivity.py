@@ -13,8 +13,8 @@ from scipy import stats
 
 from qres.records import as_json
 from qres.records.files import TypeShare
+from qres.records.prediction import Calibration, Prediction, TensorDamage, TypeDamage
 from qres.records.result import Level, Result
-from qres.records.sensitivity import Calibration, Sensitivity, TensorDamage, TypeDamage
 from qres.records.units import Additivity, RankCorrelation
 from qres.report import html, paragraphs, sections
 from qres.report.charts import sensitivity as sensitivity_charts
@@ -25,6 +25,7 @@ from qres.report.tables import layers
 from qres.report.tables import sensitivity as sensitivity_tables
 from qres.report.tables.table import Table
 from tests.effort import lines_run
+from tests.examples.levels import changed_level
 from tests.examples.result import example
 from tests.examples.sensitivity import own_type
 from tests.report.test_html import HOSTILE, Page, own_parts
@@ -33,33 +34,35 @@ from tests.report.test_tables import column
 NEW = {"trust", "tensors"}
 
 
-def found(result: Result) -> Sensitivity:
-    assert result.sensitivity is not None
-    return result.sensitivity
+def found(result: Result) -> Prediction:
+    return result.prediction
 
 
 def without() -> Result:
-    """The example as an older qres wrote it."""
+    """The example without a prediction, and so without recipes."""
     levels = tuple(
-        dataclasses.replace(
+        changed_level(
             level,
             calibration=None,
             trust=None,
-            units=tuple(dataclasses.replace(unit, predicted_kld=None, predicted_se=None) for unit in level.units),
+            units=tuple(
+                dataclasses.replace(unit, predicted_kld=None, predicted_se=None) for unit in level.sensitivity.units
+            ),
         )
         for level in example().levels
     )
-    recipes: dict[str, Any] = dict.fromkeys(("tensors", "ladder", "mixes", "stock", "recoveries", "recipes"), ())
-    return dataclasses.replace(example(), sensitivity=None, levels=levels, **recipes)
+    recipes: dict[str, Any] = dict.fromkeys(("ladder", "mixes", "stock", "recoveries", "recipes"), ())
+    unused = dataclasses.replace(found(example()), used=False, reason="the replay is off", tensors=())
+    return dataclasses.replace(example(), prediction=unused, levels=levels, **recipes)
 
 
 def with_sensitivity(**changes: object) -> Result:
-    return dataclasses.replace(example(), sensitivity=dataclasses.replace(found(example()), **changes))  # type: ignore[arg-type]
+    return dataclasses.replace(example(), prediction=dataclasses.replace(found(example()), **changes))  # type: ignore[arg-type]
 
 
 def with_level(**changes: object) -> Result:
     first, *rest = example().levels
-    return dataclasses.replace(example(), levels=(dataclasses.replace(first, **changes), *rest))  # type: ignore[arg-type]
+    return dataclasses.replace(example(), levels=(changed_level(first, **changes), *rest))
 
 
 def names(result: Result) -> set[str]:
@@ -75,25 +78,30 @@ def predicted_tables(result: Result) -> list[Table]:
 
 def test_unit_predictions_of_the_example_are_sums_of_tensors_times_the_factor() -> None:
     for level in example().levels:
-        assert level.calibration is not None
-        for unit in level.units:
+        assert level.sensitivity.calibration is not None
+        for unit in level.sensitivity.units:
             parts = [row for row in found(example()).tensors if row.unit == unit.unit]
             assert len(parts) == len(unit.weights)
             sums = [d.predicted_kld for row in parts for d in row.types if d.type == own_type(level.name, row.tensor)]
-            assert unit.predicted_kld == pytest.approx(level.calibration.factor * sum(s or 0.0 for s in sums))
-        total = sum(unit.predicted_kld or 0.0 for unit in level.units)
-        assert total == pytest.approx(level.calibration.measured_kld)
-        assert total == pytest.approx(level.calibration.factor * level.calibration.predicted_kld)
+            factor = level.sensitivity.calibration.factor
+            assert unit.predicted_kld == pytest.approx(factor * sum(s or 0.0 for s in sums))
+        total = sum(unit.predicted_kld or 0.0 for unit in level.sensitivity.units)
+        assert total == pytest.approx(level.sensitivity.calibration.measured_kld)
+        assert total == pytest.approx(
+            level.sensitivity.calibration.factor * level.sensitivity.calibration.predicted_kld
+        )
 
 
 def test_trust_of_the_example_is_scipys() -> None:
     for level in example().levels:
-        assert level.trust is not None
-        pairs = [(math.log(u.predicted_kld), math.log(u.kld)) for u in level.units if u.predicted_kld and u.kld]
+        assert level.sensitivity.trust is not None
+        units = level.sensitivity.units
+        pairs = [(math.log(u.predicted_kld), math.log(u.kld)) for u in units if u.predicted_kld and u.kld]
         x, y = zip(*pairs, strict=True)
-        assert level.trust.spearman == pytest.approx(stats.spearmanr(x, y).statistic)
-        assert level.trust.slope == pytest.approx(stats.linregress(x, y).slope)
-        assert level.trust.units == len(pairs) == level.trust.top + level.trust.random + 1  # and the head
+        assert level.sensitivity.trust.spearman == pytest.approx(stats.spearmanr(x, y).statistic)
+        assert level.sensitivity.trust.slope == pytest.approx(stats.linregress(x, y).slope)
+        found_trust = level.sensitivity.trust
+        assert found_trust.units == len(pairs) == found_trust.top + found_trust.random + 1  # and the head
 
 
 # -- predicted is never printed as measured
@@ -103,9 +111,9 @@ def forms(result: Result) -> set[str]:
     """Every predicted number of a result as a report would write it, where it is long enough to be told."""
     values: list[tuple[float | None, float | None]] = []
     for level in result.levels:
-        values += [(unit.predicted_kld, unit.predicted_se) for unit in level.units]
-        if level.calibration is not None:
-            values.append((level.calibration.predicted_kld, level.calibration.predicted_se))
+        values += [(unit.predicted_kld, unit.predicted_se) for unit in level.sensitivity.units]
+        if level.sensitivity.calibration is not None:
+            values.append((level.sensitivity.calibration.predicted_kld, level.sensitivity.calibration.predicted_se))
     for row in found(result).tensors:
         values += [(damage.predicted_kld, damage.predicted_se) for damage in row.types]
     shown = {plus_minus(*pair) for pair in values} | {significant(value) for value, _ in values}
@@ -197,7 +205,7 @@ def test_units_show_both_figures_or_the_prediction_alone() -> None:
     level = example().levels[0]
     table = layers.units(example(), level)
     place = column(table, "unit").index("2.attention")
-    unit = level.units[place]
+    unit = level.sensitivity.units[place]
     assert column(table, "KLD ± SE")[place] == "n/a"
     assert column(table, "predicted ± SE")[place] == f"≈{plus_minus(unit.predicted_kld, unit.predicted_se)}"
     assert "13 units have both figures, 1 only a prediction" in table.note
@@ -213,7 +221,7 @@ def test_units_without_any_prediction_have_no_such_column() -> None:
 
 
 def test_unit_without_prediction_among_others_is_not_zero() -> None:
-    units = list(example().levels[0].units)
+    units = list(example().levels[0].sensitivity.units)
     units[3] = dataclasses.replace(units[3], predicted_kld=None, predicted_se=None)
     result = with_level(units=tuple(units))
     table = layers.units(result, result.levels[0])
@@ -224,9 +232,9 @@ def test_unit_without_prediction_among_others_is_not_zero() -> None:
 # -- sections
 
 
-def test_older_result_has_no_section_and_the_same_charts() -> None:
+def test_result_without_a_prediction_has_no_table_of_it() -> None:
     result = without()
-    assert not names(result) & NEW
+    assert names(result) & NEW == {"trust"}
     for text in (render_markdown(result).text, own_parts(html.render_html(result))):
         body = text.split("Definitions")[0] if text.startswith("#") else text.split('id="definitions-section"')[0]
         assert PREDICTED not in body
@@ -236,7 +244,7 @@ def test_unused_replay_is_one_sentence_with_its_reason() -> None:
     result = without()
     result = dataclasses.replace(
         result,
-        sensitivity=dataclasses.replace(
+        prediction=dataclasses.replace(
             found(example()), used=False, reason="KLD 0.02 against llama.cpp, limit 0.0001.", tensors=()
         ),
     )
@@ -270,9 +278,9 @@ def test_level_without_trust_keeps_its_row_and_is_named() -> None:
 def test_worst_units_have_both_numbers_and_their_ratio() -> None:
     table = sensitivity_tables.worst(example())
     level = example().levels[0]
-    assert level.trust is not None
-    assert column(table, "unit")[:3] == list(level.trust.worst)
-    unit = next(unit for unit in level.units if unit.unit == level.trust.worst[0])
+    assert level.sensitivity.trust is not None
+    assert column(table, "unit")[:3] == list(level.sensitivity.trust.worst)
+    unit = next(unit for unit in level.sensitivity.units if unit.unit == level.sensitivity.trust.worst[0])
     assert unit.kld is not None
     assert unit.predicted_kld is not None
     assert table.rows[0][2] == plus_minus(unit.kld, unit.kld_se)
@@ -281,7 +289,7 @@ def test_worst_units_have_both_numbers_and_their_ratio() -> None:
 
 
 def test_worst_unit_that_is_gone_is_left_out() -> None:
-    trust = example().levels[0].trust
+    trust = example().levels[0].sensitivity.trust
     assert trust is not None
     result = with_level(trust=dataclasses.replace(trust, worst=("99.ffn",)))
     assert set(column(sensitivity_tables.worst(result), "level")) == {"Q8_0"}
@@ -389,7 +397,7 @@ def test_hostile_names_are_inert() -> None:
     assert "img" not in tags
     assert HOSTILE in Page(text).words
     assert "<script" not in re.sub("`[^`]*`", "", render_markdown(result).text)
-    unused = dataclasses.replace(result, sensitivity=dataclasses.replace(found(result), used=False, reason=HOSTILE))
+    unused = dataclasses.replace(result, prediction=dataclasses.replace(found(result), used=False, reason=HOSTILE))
     assert "img" not in [tag for tag, _ in Page(own_parts(html.render_html(unused))).tags]
 
 
@@ -451,8 +459,8 @@ def test_heat_map_offers_the_type_of_every_level() -> None:
 
 
 def test_scatter_without_pairs_is_not_drawn() -> None:
-    units = tuple(dataclasses.replace(unit, kld=0.0) for unit in example().levels[0].units)
-    result = dataclasses.replace(example(), levels=(dataclasses.replace(example().levels[0], units=units),))
+    units = tuple(dataclasses.replace(unit, kld=0.0) for unit in example().levels[0].sensitivity.units)
+    result = dataclasses.replace(example(), levels=(changed_level(example().levels[0], units=units),))
     assert sensitivity_charts.trust(result) is None
 
 
@@ -460,9 +468,7 @@ def test_scatter_without_pairs_is_not_drawn() -> None:
 
 
 def ranks(units: int, ratio: float | None, depth: float | None) -> Level:
-    return dataclasses.replace(
-        example().levels[0], rank_correlation=RankCorrelation(units, ratio, 0.4, 0.5, 0.9, depth)
-    )
+    return changed_level(example().levels[0], rank_correlation=RankCorrelation(units, ratio, 0.4, 0.5, 0.9, depth))
 
 
 @pytest.mark.parametrize(
@@ -491,7 +497,7 @@ def test_few_units_are_not_judged() -> None:
 
 def test_missing_correlations_say_why() -> None:
     assert "not known: only 3 patched branches can be ranked" in paragraphs.paragraph(ranks(3, None, None))
-    bare = dataclasses.replace(example().levels[0], rank_correlation=None)
+    bare = changed_level(example().levels[0], rank_correlation=None)
     assert "no rank correlation was computed" in paragraphs.paragraph(bare)
 
 
@@ -499,11 +505,11 @@ def test_better_predictors_stand_beside_each_other() -> None:
     text = paragraphs.paragraph(example().levels[0])
     assert "the injected error has 0.88 on the same branches" in text
     assert "the prediction from gradients has 0.92 over 13 units" in text
-    assert "gradients" not in paragraphs.paragraph(dataclasses.replace(example().levels[0], trust=None))
+    assert "gradients" not in paragraphs.paragraph(changed_level(example().levels[0], trust=None))
 
 
 def additive(total: float | None, injected: float | None = None) -> str:
-    level = dataclasses.replace(example().levels[0], additivity=Additivity(0.05, total, injected))
+    level = changed_level(example().levels[0], additivity=Additivity(0.05, total, injected))
     return paragraphs.paragraph(level)
 
 
@@ -524,9 +530,9 @@ def test_partly_patched_units_are_completed_with_marked_predictions() -> None:
 def test_mostly_predicted_sum_is_not_called_additive() -> None:
     units = tuple(
         dataclasses.replace(unit, kld=None, kld_se=None) if unit.unit in ("head", "0.ffn") else unit
-        for unit in example().levels[0].units
+        for unit in example().levels[0].sensitivity.units
     )
-    text = paragraphs.paragraph(dataclasses.replace(example().levels[0], units=units))
+    text = paragraphs.paragraph(changed_level(example().levels[0], units=units))
     assert "too much of that is predicted to call it additive" in text
 
 
@@ -535,9 +541,9 @@ def test_unknown_sum_is_said() -> None:
     assert "not known: 13 of 14 units were patched and add up to 0.0534; the level has 0.0575." in (
         paragraphs.paragraph(level)
     )
-    none = dataclasses.replace(level, additivity=Additivity(None, None, 0.03))
+    none = changed_level(level, additivity=Additivity(None, None, 0.03))
     assert "the level's KLD on the ranking text is missing" in paragraphs.paragraph(none)
-    assert "was not measured" in paragraphs.paragraph(dataclasses.replace(level, additivity=None))
+    assert "was not measured" in paragraphs.paragraph(changed_level(level, additivity=None))
 
 
 def test_inherited_share_is_one_minus_what_the_layers_made() -> None:
@@ -563,7 +569,7 @@ def test_missing_shares_are_counted() -> None:
 
 
 def test_level_about_which_nothing_is_known_has_no_paragraph() -> None:
-    level = dataclasses.replace(example().levels[0], points=(), rank_correlation=None, trust=None, additivity=None)
+    level = changed_level(example().levels[0], points=(), rank_correlation=None, trust=None, additivity=None)
     result = dataclasses.replace(example(), levels=(level,))
     assert paragraphs.paragraphs(result) == ()
     assert "residual" not in names(result)

@@ -18,6 +18,7 @@ from qres.report.tables import files, layers
 from qres.report.tables import levels as levels_module
 from qres.report.tables.levels import comparisons, key_numbers
 from qres.report.tables.table import Table
+from tests.examples.levels import changed_level
 from tests.examples.result import example
 
 
@@ -133,7 +134,7 @@ def test_keep_adds_up_the_bytes_and_states_the_cut() -> None:
     assert "first 2 are worth" in table.note
     assert "did not choose the list" in table.note
     assert "without the errors of 0.ffn the KLD" in table.note
-    check = example().levels[0].keep_check
+    check = example().levels[0].sensitivity.keep_check
     assert check is not None
     assert f"recovers 22.2 % for {check.bytes_added / 2**20:.1f} MiB" in table.note
 
@@ -163,8 +164,8 @@ def test_units_and_what_to_keep_name_their_tensors() -> None:
 )
 def test_tensors_are_named_with_the_block_they_share(weights: tuple[str, ...], shown: str) -> None:
     level = example().levels[0]
-    unit = dataclasses.replace(level.units[3], weights=weights)
-    assert _tensors_of_units(dataclasses.replace(level, units=(unit,))) == [shown]
+    unit = dataclasses.replace(level.sensitivity.units[3], weights=weights)
+    assert _tensors_of_units(changed_level(level, units=(unit,))) == [shown]
 
 
 def _tensors_of_units(level: Level) -> list[str]:
@@ -172,7 +173,7 @@ def _tensors_of_units(level: Level) -> list[str]:
 
 
 def test_kept_unit_without_a_row_of_its_own_has_no_tensors() -> None:
-    level = dataclasses.replace(example().levels[0], units=())
+    level = changed_level(example().levels[0], units=())
     assert column(layers.keep(example(), level), "tensors") == ["", "", "", ""]
 
 
@@ -187,8 +188,8 @@ def test_rank_correlations_say_among_which_units() -> None:
 
 def test_keep_without_check_or_worthy_row_says_so() -> None:
     level = example().levels[0]
-    rows = tuple(dataclasses.replace(row, worth_it=False) for row in level.keep_16bit)
-    note = layers.keep(example(), dataclasses.replace(level, keep_16bit=rows, keep_check=None)).note
+    rows = tuple(dataclasses.replace(row, worth_it=False) for row in level.sensitivity.keep_16bit)
+    note = layers.keep(example(), changed_level(level, keep_16bit=rows, keep_check=None)).note
     assert "No unit is worth its bytes" in note
     assert "not checked on other text" in note
 
@@ -207,9 +208,9 @@ def test_rank_sentence_names_the_best_measure_and_the_rest() -> None:
     sentence = layers.rank_sentence(level)
     assert sentence.startswith("Q4_K_M: injected error orders the units almost as the measured KLD does (0.88")
     assert "branch ratio 0.20" in sentence
-    few = dataclasses.replace(level, rank_correlation=RankCorrelation(3, None, None, None, None, None))
+    few = changed_level(level, rank_correlation=RankCorrelation(3, None, None, None, None, None))
     assert "fewer than 4" in layers.rank_sentence(few)
-    weak = dataclasses.replace(level, rank_correlation=RankCorrelation(9, 0.2, 0.3, 0.1, 0.25, 0.0))
+    weak = changed_level(level, rank_correlation=RankCorrelation(9, 0.2, 0.3, 0.1, 0.25, 0.0))
     assert "does not order the units reliably" in layers.rank_sentence(weak)
 
 
@@ -264,7 +265,7 @@ def test_charts_without_levels() -> None:
 def test_charts_when_every_number_is_missing() -> None:
     level = example().levels[0]
     output = {field.name: None for field in dataclasses.fields(Output) if "None" in str(field.type)}
-    empty = dataclasses.replace(
+    empty = changed_level(
         level,
         output=dataclasses.replace(level.output, kld_histogram=Histogram((), ()), **output),  # type: ignore[arg-type]
         points=tuple(
@@ -274,7 +275,7 @@ def test_charts_when_every_number_is_missing() -> None:
             )
             for point in level.points
         ),
-        units=tuple(dataclasses.replace(unit, kld=None, kld_se=None) for unit in level.units),
+        units=tuple(dataclasses.replace(unit, kld=None, kld_se=None) for unit in level.sensitivity.units),
     )
     result = with_levels(empty)
     assert drawn(result) == {"tensors"}

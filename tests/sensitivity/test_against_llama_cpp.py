@@ -294,18 +294,20 @@ def scanned(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_scan_predicts_every_unit_and_says_how_far_to_trust_it(scanned: Path) -> None:
     result = load(scanned)
-    sensitivity, (level,) = result["sensitivity"], result["levels"]
+    sensitivity, (level,) = result["prediction"], result["levels"]
     assert sensitivity["used"]
     assert sensitivity["replay_kld"] < sensitivity["replay_kld_limit"]
     assert len(sensitivity["tensors"]) == 2 * 7 + 2
     assert {len(row["types"]) for row in sensitivity["tensors"]} == {len(levels.PREDICTED)}
-    assert all(unit["predicted_kld"] > 0 for unit in level["units"])
-    calibration = level["calibration"]
+    assert all(unit["predicted_kld"] > 0 for unit in level["sensitivity"]["units"])
+    calibration = level["sensitivity"]["calibration"]
     assert calibration["factor"] == pytest.approx(calibration["measured_kld"] / calibration["predicted_kld"])
     assert 0.5 < calibration["factor"] < 2
-    assert sum(unit["predicted_kld"] for unit in level["units"]) == pytest.approx(calibration["measured_kld"])
-    trust = level["trust"]
-    assert trust["units"] == len(level["units"]) == 6
+    assert sum(unit["predicted_kld"] for unit in level["sensitivity"]["units"]) == pytest.approx(
+        calibration["measured_kld"]
+    )
+    trust = level["sensitivity"]["trust"]
+    assert trust["units"] == len(level["sensitivity"]["units"]) == 6
     assert trust["random"] == 0  # all were patched
     assert trust["spearman"] > 0.5
     assert len(trust["worst"]) == 3
@@ -315,14 +317,16 @@ def test_scan_of_all_units_is_the_same_here(scanned: Path) -> None:
     """Six units are fewer than the least that is patched."""
     options = ("--levels", "Q4_K_M", "--units", "all", "--out", "reports/all")
     assert qres(*small("scan", "tiny.gguf", *options), cwd=scanned).returncode == 0
-    assert load(scanned, "all")["levels"][0]["units"] == load(scanned)["levels"][0]["units"]
+    assert (
+        load(scanned, "all")["levels"][0]["sensitivity"]["units"] == load(scanned)["levels"][0]["sensitivity"]["units"]
+    )
 
 
 def test_scan_with_its_own_imatrix_predicts_other_damage(scanned: Path) -> None:
     options = ("--levels", "Q4_K_M", "--imatrix", "i.gguf", "--out", "reports/with")
     done = qres(*small("scan", "tiny.gguf", *options), cwd=scanned)
     assert done.returncode == 0, done.stderr
-    found = [load(scanned, name)["sensitivity"] for name in ("with", "tiny")]
+    found = [load(scanned, name)["prediction"] for name in ("with", "tiny")]
     assert (found[0]["imatrix"], found[1]["imatrix"]) == ("i.gguf", "")
     damages = [
         {(row["tensor"], one["type"]): one["predicted_kld"] for row in each["tensors"] for one in row["types"]}
@@ -342,12 +346,12 @@ def test_scan_whose_replay_is_off_ranks_by_patching(scanned: Path, tmp_path: Pat
     assert "No predictions, units are ranked by patching: its logits are not llama.cpp's: KLD 0.5" in done.stderr
     assert not (scanned / "none.gguf").exists()
     result = load(scanned, "off")
-    assert result["sensitivity"]["reason"].startswith("its logits are not llama.cpp's: KLD 0.5")
-    assert result["sensitivity"]["tensors"] == []
+    assert result["prediction"]["reason"].startswith("its logits are not llama.cpp's: KLD 0.5")
+    assert result["prediction"]["tensors"] == []
     (level,) = result["levels"]
-    assert (level["calibration"], level["trust"]) == (None, None)
-    assert {unit["method"] for unit in level["units"]} == {"patched", "forced"}
-    assert all(unit["kld"] > 0 and unit["predicted_kld"] is None for unit in level["units"])
+    assert (level["sensitivity"]["calibration"], level["sensitivity"]["trust"]) == (None, None)
+    assert {unit["method"] for unit in level["sensitivity"]["units"]} == {"patched", "forced"}
+    assert all(unit["kld"] > 0 and unit["predicted_kld"] is None for unit in level["sensitivity"]["units"])
 
 
 def test_scan_on_a_device_that_is_not_there(scanned: Path) -> None:
@@ -373,7 +377,7 @@ def test_resume_behind_the_prediction_ends_the_same(
 ) -> None:
     def without_time(job: Job) -> Any:  # noqa: ANN401 - Measured
         found = measure(job, Logged())
-        return dataclasses.replace(found, sensitivity=dataclasses.replace(found.sensitivity, elapsed_s=0.0))
+        return dataclasses.replace(found, prediction=dataclasses.replace(found.prediction, elapsed_s=0.0))
 
     stages: list[str | int] = []
 
@@ -394,7 +398,7 @@ def test_resume_behind_the_prediction_ends_the_same(
     with monkeypatch.context() as patched:
         patched.setattr(adjoint, "predict", again)
         resumed = without_time(dataclasses.replace(job, resume=True))
-    assert resumed.sensitivity.used
+    assert resumed.prediction.used
     assert resumed == without_time(job_of(scanned))
 
 
@@ -446,4 +450,4 @@ def test_made_imatrix_of_the_command_can_be_read(scanned: Path) -> None:
     made = imatrix.read(scanned / "i.gguf")
     assert len(made.entries) == 2 * 7
     assert made.chunks == 2
-    assert json.loads((scanned / "reports" / "tiny" / "result.json").read_text())["sensitivity"]["imatrix"] == ""
+    assert json.loads((scanned / "reports" / "tiny" / "result.json").read_text())["prediction"]["imatrix"] == ""

@@ -27,7 +27,7 @@ from qres.residual.map import ResidualMap
 from qres.sensitivity import patching, trust
 from qres.sensitivity.collector import Collector, empty
 from qres.sensitivity.damage import Use, damage, rounding_block, rounding_error
-from qres.sensitivity.prediction import Prediction, Sums, TensorSums, added
+from qres.sensitivity.prediction import PredictionSums, Sums, TensorSums, added
 from qres.sensitivity.replay.products import Mixing, Site
 from qres.sensitivity.scored import draws, kld, nmse, scored
 from tests.measure import jobs
@@ -383,14 +383,14 @@ def test_nmse_of_logits_without_a_spread_is_no_crash(value: float) -> None:
 
 
 def test_kld_is_half_the_mean_and_clusters_by_chunk() -> None:
-    prediction = Prediction(counts=[10, 20])
+    prediction = PredictionSums(counts=[10, 20])
     found, se = prediction.kld([[1.0, 3.0], [2.0, 4.0]])
     assert found == pytest.approx((2 + 3) / 2 / 30)
     assert se == clustered_se([1.0, 1.5], [10, 20])
 
 
 def test_kld_of_one_chunk_has_the_error_of_its_draws() -> None:
-    prediction = Prediction(counts=[10])
+    prediction = PredictionSums(counts=[10])
     found, se = prediction.kld([[1.0, 3.0, 5.0]])
     assert found == pytest.approx(3 / 2 / 10)
     assert se == pytest.approx(np.std([0.05, 0.15, 0.25], ddof=1) / 3**0.5)
@@ -411,7 +411,7 @@ def tensor(name: str, unit: int | None, **sums: float) -> TensorSums:
     return TensorSums(name, unit, {kind: [[value], [value]] for kind, value in sums.items()})
 
 
-PREDICTION = Prediction(
+PREDICTION = PredictionSums(
     replay_kld=1e-9,
     replay_nmse=1e-10,
     limit=1e-5,
@@ -448,7 +448,7 @@ def test_prediction_survives_the_state_file(tmp_path: Path) -> None:
     assert found is not None
     assert found.prediction == PREDICTION
     assert found.drawn == {0: (3, 7)}
-    refused = Prediction("why", 0.5, None, 1e-5)
+    refused = PredictionSums("why", 0.5, None, 1e-5)
     checkpoint.save(path, State(prediction=refused), {})
     found = checkpoint.load(path, {})
     assert found is not None
@@ -459,8 +459,8 @@ def test_prediction_survives_the_state_file(tmp_path: Path) -> None:
 # -- which units to patch
 
 
-def many(count: int) -> Prediction:
-    return Prediction(counts=[1], tensors=[TensorSums(f"t{i}", i, {"Q4_0": [[float(i)]]}) for i in range(1, count)])
+def many(count: int) -> PredictionSums:
+    return PredictionSums(counts=[1], tensors=[TensorSums(f"t{i}", i, {"Q4_0": [[float(i)]]}) for i in range(1, count)])
 
 
 def test_choose_takes_the_worst_and_some_at_random() -> None:
@@ -503,7 +503,7 @@ def test_calibration_of_nothing(types: Mapping[str, str], measured: float | None
 
 
 def test_calibration_of_a_prediction_of_zero() -> None:
-    assert trust.calibration(Prediction(counts=[1], tensors=[tensor("a", 0, Q4_0=0.0)]), {"a": "Q4_0"}, 1.0) is None
+    assert trust.calibration(PredictionSums(counts=[1], tensors=[tensor("a", 0, Q4_0=0.0)]), {"a": "Q4_0"}, 1.0) is None
 
 
 def mapped() -> ResidualMap:
@@ -527,7 +527,7 @@ def test_with_predictions_by_name_and_calibrated() -> None:
     assert found["0.attention"].predicted_kld == pytest.approx(12 / 20 / 2 * 0.5)
     assert found["embedding"].predicted_kld == pytest.approx(2 / 20 / 2 * 0.5)
     assert found["1.ffn"].predicted_kld is None
-    uneven = Prediction(counts=[10, 10], tensors=[TensorSums("a", 0, {"Q4_0": [[1.0], [3.0]]})])
+    uneven = PredictionSums(counts=[10, 10], tensors=[TensorSums("a", 0, {"Q4_0": [[1.0], [3.0]]})])
     (row,) = trust.with_predictions([unit("embedding")], mapped(), uneven, {"a": "Q4_0"}, 0.5)
     assert row.predicted_se == pytest.approx(0.5 * cast(float, clustered_se([0.5, 1.5], [10, 10])))
 
@@ -562,7 +562,7 @@ def test_trust_of_too_few() -> None:
 
 def test_sensitivity_is_the_whole_table() -> None:
     job = cast(Any, _Job())
-    found = predict.sensitivity(job, PREDICTION, mapped())
+    found = predict.record(job, PREDICTION, mapped())
     assert (found.used, found.chunks, found.tokens, found.draws) == (True, 2, 20, 3)
     assert [row.unit for row in found.tensors] == ["embedding", "0.attention", "0.attention", "0.ffn", "head", ""]
     assert [row.role for row in found.tensors] == [
@@ -572,7 +572,7 @@ def test_sensitivity_is_the_whole_table() -> None:
     mixed = found.tensors[2]
     assert [(row.type, row.bytes) for row in mixed.types] == [("Q4_0", 256 // 32 * 18), ("Q6_K", 210)]
     assert mixed.types[0].predicted_kld == pytest.approx(8 / 20 / 2)
-    none = predict.sensitivity(job, Prediction("why", 0.5, 0.1, 1e-5), None)
+    none = predict.record(job, PredictionSums("why", 0.5, 0.1, 1e-5), None)
     assert (none.used, none.reason, none.replay_kld, none.replay_kld_limit, none.tensors) == (
         *(False, "why", 0.5, 1e-5),
         (),

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from qres.levels import FALLBACK, LEVELS_BY_NAME
+from qres.records.prediction import TensorDamage, TypeDamage
 from qres.records.result import Level, Result
-from qres.records.sensitivity import TensorDamage, TypeDamage
 from qres.report.formatting import PREDICTED, plus_minus, predicted
 from qres.report.rows.stream import Row
 
@@ -38,8 +38,7 @@ class Role:
 
 def tensors(result: Result) -> tuple[TensorDamage, ...]:
     """Everything that was predicted; empty where nothing was."""
-    found = result.sensitivity
-    return found.tensors if found is not None and found.used else ()
+    return result.prediction.tensors if result.prediction.used else ()
 
 
 def asked_for(tensor: TensorDamage, name: str) -> TypeDamage | None:
@@ -87,8 +86,8 @@ def base_types(result: Result) -> dict[str, str]:
     known = set(type_bits(tensors(result)))
     found: dict[str, str] = {}
     for level in result.levels:
-        recipe = LEVELS_BY_NAME.get(level.file_type) or LEVELS_BY_NAME.get(level.name)
-        shares = [share for share in level.types if share.type in known]
+        recipe = LEVELS_BY_NAME.get(level.file.file_type) or LEVELS_BY_NAME.get(level.name)
+        shares = [share for share in level.file.types if share.type in known]
         if recipe is not None and known & {recipe.base, FALLBACK.get(recipe.base)}:
             found[level.name] = recipe.base
         elif shares:
@@ -128,8 +127,8 @@ def pairs(result: Result) -> list[Row]:
     """Units that were both patched and predicted, with one standard error to each side."""
     rows: list[Row] = []
     for level in result.levels:
-        worst = level.trust.worst if level.trust is not None else ()
-        for unit in level.units:
+        worst = level.sensitivity.trust.worst if level.sensitivity.trust is not None else ()
+        for unit in level.sensitivity.units:
             guess, kld = unit.predicted_kld, unit.kld
             if guess is not None and kld is not None and guess > 0 and kld > 0:
                 guess_error, error = unit.predicted_se or 0.0, unit.kld_se or 0.0
@@ -164,4 +163,4 @@ def ranges(rows: list[Row]) -> dict[str, tuple[float, float]]:
 
 def predicts(level: Level) -> bool:
     """Whether any unit of the level has a prediction."""
-    return any(unit.predicted_kld is not None for unit in level.units)
+    return any(unit.predicted_kld is not None for unit in level.sensitivity.units)

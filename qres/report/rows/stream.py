@@ -46,7 +46,7 @@ def branches(result: Result) -> list[str]:
     for level in result.levels:
         found.update(dict.fromkeys(point.branch for point in level.points if point.branch != "embedding"))
     for level in result.levels:
-        found.update(dict.fromkeys(unit.branch for unit in level.units))
+        found.update(dict.fromkeys(unit.branch for unit in level.sensitivity.units))
     return list(found)
 
 
@@ -120,7 +120,7 @@ def sensitivities(result: Result) -> list[Row]:
     """Measured KLD of single units with one standard error to each side; unmeasured units are absent."""
     rows: list[Row] = []
     for level in result.levels:
-        for place, unit in zip(_unit_places(level, result.reference.n_layer), level.units, strict=True):
+        for place, unit in zip(_unit_places(level, result.reference.n_layer), level.sensitivity.units, strict=True):
             if unit.kld is not None and unit.kld > 0:
                 error = unit.kld_se or 0.0
                 rows.append(
@@ -169,7 +169,7 @@ def sizes(result: Result) -> list[Row]:
             rows.append(
                 {
                     "level": level.name,
-                    "mib": level.bytes / 2**20,
+                    "mib": level.file.bytes / 2**20,
                     "value": mean,
                     "low": max(mean - error, mean / 10),
                     "high": mean + error,
@@ -200,8 +200,8 @@ def _positive(value: float | None) -> float | None:
 
 def _unit_places(level: Level, n_layer: int) -> list[float]:
     """As `places`, with the embedding and the head at the two ends."""
-    inner = iter(places([unit.layer for unit in level.units if unit.kind == "branch"]))
-    return [_end(unit, n_layer) if unit.kind != "branch" else next(inner) for unit in level.units]
+    inner = iter(places([unit.layer for unit in level.sensitivity.units if unit.kind == "branch"]))
+    return [_end(unit, n_layer) if unit.kind != "branch" else next(inner) for unit in level.sensitivity.units]
 
 
 def _end(unit: Unit, n_layer: int) -> float:

@@ -18,7 +18,7 @@ def types(result: Result) -> Table:
         Column("MiB"),
         Column("of the file"),
     )
-    files = [("reference", result.reference.types), *((level.name, level.types) for level in result.levels)]
+    files = [("reference", result.reference.types), *((level.name, level.file.types) for level in result.levels)]
     rows = []
     for name, shares in files:
         total = sum(share.bytes for share in shares)
@@ -40,14 +40,15 @@ def types(result: Result) -> Table:
 def fallbacks(level: Level) -> Table:
     """Tensors that did not get the type that the level asks for."""
     columns = (Column("tensor", "code"), Column("wanted", "text"), Column("got", "text"), Column("reason", "text"))
-    rows = ((text(row.tensor), text(row.wanted), text(row.type), text(row.reason)) for row in level.fallback_tensors)
-    size = len(level.fallback_tensors)
+    fallbacks = level.file.fallback_tensors
+    rows = ((text(row.tensor), text(row.wanted), text(row.type), text(row.reason)) for row in fallbacks)
+    size = len(fallbacks)
     return table(
         f"fallbacks-{level.name}",
         f"{level.name}: tensors on a fallback type",
         columns,
         rows,
-        note=f"{size} of {sum(share.tensors for share in level.types)} tensors could not get the level's type, "
+        note=f"{size} of {sum(share.tensors for share in level.file.types)} tensors could not get the level's type, "
         "so the file's bits per weight are not what its name says.",
         folded=size > 8,
     )
@@ -179,8 +180,8 @@ def _pairs(name: str, title: str, pairs: tuple[tuple[str, str], ...]) -> Table:
 
 def _bpw_note(result: Result) -> str:
     parts = [
-        f"{level.name} is {fixed(level.bpw)} (named {fixed(level.nominal_bpw)})"
+        f"{level.name} is {fixed(level.file.bpw)} (named {fixed(level.file.nominal_bpw)})"
         for level in result.levels
-        if level.nominal_bpw is not None
+        if level.file.nominal_bpw is not None
     ]
     return f"Bits per weight, counted in the file: {', '.join(parts)}." if parts else ""

@@ -79,15 +79,16 @@ def units(result: Result, level: Level) -> Table:
             number(unit.bytes_at_16bit, mib(unit.bytes_at_16bit)),
             text(_tensors(unit.weights)),
         )
-        for unit in level.units
+        for unit in level.sensitivity.units
     )
-    measured = sum(unit.kld is not None for unit in level.units)
+    every = level.sensitivity.units
+    measured = sum(unit.kld is not None for unit in every)
     note = (
-        f"{measured} of {len(level.units)} units measured, each quantized alone in an otherwise exact model, on the "
+        f"{measured} of {len(every)} units measured, each quantized alone in an otherwise exact model, on the "
         f"ranking text ({result.settings.rank_text}).{sensitivity.unit_note(level)}"
     )
     title = f"{level.name}: every unit quantized alone"
-    return table(f"units-{level.name}", title, columns, rows, note=note, folded=len(level.units) > 12)
+    return table(f"units-{level.name}", title, columns, rows, note=note, folded=len(level.sensitivity.units) > 12)
 
 
 def keep(result: Result, level: Level) -> Table:
@@ -104,10 +105,10 @@ def keep(result: Result, level: Level) -> Table:
         Column("reason", "text"),
         Column("tensors", "text"),
     )
-    weights = {unit.unit: unit.weights for unit in level.units}
+    weights = {unit.unit: unit.weights for unit in level.sensitivity.units}
     rows = []
     total = 0
-    for row in level.keep_16bit:
+    for row in level.sensitivity.keep_16bit:
         total += row.bytes_added
         rows.append(
             (
@@ -123,7 +124,7 @@ def keep(result: Result, level: Level) -> Table:
                 text(_tensors(weights.get(row.unit, ()))),
             )
         )
-    marked = [index for index, row in enumerate(level.keep_16bit) if row.worth_it]
+    marked = [index for index, row in enumerate(level.sensitivity.keep_16bit) if row.worth_it]
     note = f"{_cut(level)} {keep_check(result, level)}".strip()
     return table(f"keep-{level.name}", f"{level.name}: the ordered list", columns, rows, note=note, marked=marked)
 
@@ -138,9 +139,10 @@ def _tensors(names: Sequence[str]) -> str:
 
 def keep_check(result: Result, level: Level) -> str:
     """What the recommended list does on text that did not choose it; empty when it was not checked."""
-    check: KeepCheck | None = level.keep_check
+    check: KeepCheck | None = level.sensitivity.keep_check
     if check is None:
-        return "" if not level.keep_16bit else "The list was not checked on other text: read it as a ranking."
+        listed = level.sensitivity.keep_16bit
+        return "The list was not checked on other text: read it as a ranking." if listed else ""
     return (
         f"Checked together on the reporting text ({result.settings.text}), which did not choose the list: without the "
         f"errors of {', '.join(check.units)} the KLD of all injected errors goes from "
@@ -183,7 +185,7 @@ def rank_correlations(result: Result) -> Table:
     columns = (Column("level", "text"), Column("units"), *(Column(words) for _, words in MEASURES))
     rows: list[tuple[Cell, ...]] = []
     for level in result.levels:
-        ranks = level.rank_correlation
+        ranks = level.sensitivity.rank_correlation
         if ranks is not None:
             values = [value for _, value in _correlations(ranks)]
             rows.append(
@@ -199,7 +201,7 @@ def rank_correlations(result: Result) -> Table:
     )
     if result.settings.units == "ranked":
         chosen = "which were chosen by their injected error: among so few, so alike, these figures say little."
-        if any(level.trust is not None for level in result.levels):
+        if any(level.sensitivity.trust is not None for level in result.levels):
             chosen = "which are those predicted to be the worst and some drawn at random."
         note += f" Only the patched branches are counted, {chosen} With --units all they cover every branch."
     return table("ranks", "Which cheap measure predicts the damage?", columns, rows, note=note)
@@ -207,7 +209,7 @@ def rank_correlations(result: Result) -> Table:
 
 def rank_sentence(level: Level) -> str:
     """The rank correlation of one level in words."""
-    ranks = level.rank_correlation
+    ranks = level.sensitivity.rank_correlation
     if ranks is None:
         return f"{level.name}: no rank correlation was computed."
     known = [(words, value) for words, value in _correlations(ranks) if value is not None]
@@ -232,14 +234,14 @@ def additivity(result: Result) -> Table:
             *(
                 number(value, significant(value))
                 for value in (
-                    level.additivity.kld_level,
-                    level.additivity.kld_sum_of_units,
-                    level.additivity.kld_all_injected,
+                    level.sensitivity.additivity.kld_level,
+                    level.sensitivity.additivity.kld_sum_of_units,
+                    level.sensitivity.additivity.kld_all_injected,
                 )
             ),
         )
         for level in result.levels
-        if level.additivity is not None
+        if level.sensitivity.additivity is not None
     )
     note = (
         "On the ranking text. The sum exists only when every unit was measured; the last column adds the errors of "
@@ -270,10 +272,10 @@ def _point_row(point: Point, floor: float | None) -> tuple[Cell, ...]:
 
 
 def _cut(level: Level) -> str:
-    if not level.keep_16bit:
+    if not level.sensitivity.keep_16bit:
         return "Nothing to keep at 16 bit."
-    worth = sum(row.worth_it for row in level.keep_16bit)
-    if worth == len(level.keep_16bit):
+    worth = sum(row.worth_it for row in level.sensitivity.keep_16bit)
+    if worth == len(level.sensitivity.keep_16bit):
         return "Every listed unit is worth its bytes."
     if worth == 0:
         return "No unit is worth its bytes: each reason names what buys more KLD per byte."

@@ -63,11 +63,11 @@ def key_numbers(result: Result) -> tuple[KeyNumber, ...]:
             f"at {count(output.tokens)} scored positions",
         ),
         KeyNumber(
-            f"{mib(level.bytes)} MiB",
-            f"{fixed(level.bpw)} bits per weight",
-            f"{percent(level.bytes / result.reference.bytes, 0)} of the 16-bit file"
+            f"{mib(level.file.bytes)} MiB",
+            f"{fixed(level.file.bpw)} bits per weight",
+            f"{percent(level.file.bytes / result.reference.bytes, 0)} of the 16-bit file"
             if result.reference.is_16bit
-            else f"{percent(level.bytes / result.reference.bytes, 0)} of the reference file",
+            else f"{percent(level.file.bytes / result.reference.bytes, 0)} of the reference file",
         ),
     )
 
@@ -92,8 +92,8 @@ def levels(result: Result) -> Table:
         rows.append(
             (
                 text(level.name),
-                number(level.bytes, mib(level.bytes)),
-                number(level.bpw, fixed(level.bpw)),
+                number(level.file.bytes, mib(level.file.bytes)),
+                number(level.file.bpw, fixed(level.file.bpw)),
                 number(out.kld_mean, _or_nonfinite(plus_minus(out.kld_mean, out.kld_se), level)),
                 number(out.kld_mean, multiple(out.kld_mean, floor)),
                 number(out.kld_median, significant(out.kld_median)),

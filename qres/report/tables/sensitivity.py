@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from qres.records.prediction import TensorDamage
 from qres.records.result import Level, Result
-from qres.records.sensitivity import TensorDamage
 from qres.records.units import Unit
 from qres.report.formatting import NA, PREDICTED, against_floor, count, fixed, mib, percent, predicted, significant
 from qres.report.rows import sensitivity
@@ -33,7 +33,7 @@ def trust(result: Result) -> Table:
     )
     rows = []
     for level in result.levels:
-        found = level.trust
+        found = level.sensitivity.trust
         counts = (None, None, None) if found is None else (found.units, found.top, found.random)
         both = (None, None) if found is None else (found.spearman, found.slope)
         rows.append(
@@ -53,7 +53,7 @@ def trust(result: Result) -> Table:
         f"{chosen} Spearman correlation: 1 is the same order, 0 is no relation. Slope of ln patched over ln predicted: "
         "1 where they are in proportion."
     )
-    missing = [level.name for level in result.levels if level.trust is None]
+    missing = [level.name for level in result.levels if level.sensitivity.trust is None]
     if missing:
         note += f" No comparison was made at {', '.join(missing)}."
     return table("trust", "How well they agree", columns, rows, note=note)
@@ -71,8 +71,8 @@ def worst(result: Result) -> Table:
     floor = result.noise_floor.kld_mean
     rows = []
     for level in result.levels:
-        units = {unit.unit: unit for unit in level.units}
-        for name in level.trust.worst if level.trust is not None else ():
+        units = {unit.unit: unit for unit in level.sensitivity.units}
+        for name in level.sensitivity.trust.worst if level.sensitivity.trust is not None else ():
             unit = units.get(name)
             if unit is not None:
                 times = _times(unit)
@@ -104,7 +104,7 @@ def calibration(result: Result) -> Table:
             number(found.factor, fixed(found.factor)),
         )
         for level in result.levels
-        if (found := level.calibration) is not None
+        if (found := level.sensitivity.calibration) is not None
     )
     note = (
         "Predicted: the sum over all tensors at the types that the level's file gives them. Measured: the level "
@@ -116,8 +116,8 @@ def calibration(result: Result) -> Table:
 
 def replay(result: Result) -> Table:
     """The replay of the reference: what it was, and its own check against llama.cpp."""
-    found = result.sensitivity
-    if found is None or not found.used:
+    found = result.prediction
+    if not found.used:
         return table("replay", "The replay that the predictions come from", (Column("", "text"),), ())
     pairs = (
         ("KLD against llama.cpp", f"{significant(found.replay_kld)}, limit {significant(found.replay_kld_limit)}"),
@@ -232,9 +232,13 @@ def unit_note(level: Level) -> str:
     """What the column holds; empty without one."""
     if not predicts(level):
         return ""
-    both = sum(unit.kld is not None and unit.predicted_kld is not None for unit in level.units)
-    only = sum(unit.kld is None and unit.predicted_kld is not None for unit in level.units)
-    factor = f", calibrated with the factor {fixed(level.calibration.factor)}" if level.calibration else ""
+    both = sum(unit.kld is not None and unit.predicted_kld is not None for unit in level.sensitivity.units)
+    only = sum(unit.kld is None and unit.predicted_kld is not None for unit in level.sensitivity.units)
+    factor = (
+        f", calibrated with the factor {fixed(level.sensitivity.calibration.factor)}"
+        if level.sensitivity.calibration
+        else ""
+    )
     return (
         f" Predicted (≈) is calculated from gradients, not measured{factor}: {both} units have both figures, {only} "
         "only a prediction."

@@ -40,7 +40,7 @@ class TensorDamage:
 
 
 @dataclass(frozen=True)
-class Sensitivity:
+class Prediction:
     """The damage of every tensor at every type, from one backward pass, or why there is none."""
 
     used: bool
