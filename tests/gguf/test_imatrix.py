@@ -18,8 +18,8 @@ from qres.pipeline import candidates, checks
 from qres.pipeline.options import ScanOptions
 from qres.quantize import cache
 from tests import tiny
+from tests.gguf.building import put
 from tests.gguf.imatrices import as_dat, as_gguf, dat_end
-from tests.gguf.test_model_file import put
 from tests.inputs.case import full
 
 UP, DOWN = "blk.0.ffn_up.weight", "blk.0.ffn_down_exps.weight"
