@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import re
+import string
+
 import pytest
 from gguf.constants import GGML_QUANT_SIZES, LlamaFileType
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from qres import levels
 from qres.errors import UsageError
+from tests.gguf.choice_of_types import LENGTHS, MAKEABLE, bits, fitting
+from tests.search import searched
 
 # gguf-py 0.19 has Q8_1 as 40 bytes; ggml-common.h and the library itself (ggml_type_size) say 36.
 GGUF_PY_IS_WRONG = {"Q8_1"}
@@ -119,3 +126,90 @@ def test_fitting_type_without_a_fallback() -> None:
 def test_type_name_of_an_unknown_id() -> None:
     assert levels.type_name(12) == "Q4_K"
     assert levels.type_name(153) == "type 153"
+
+
+# ---------------------------------------------------------------- the choice of types
+
+REMOVED = [traits.name for traits in levels.TYPE_TRAITS.values() if traits.removed]
+
+
+@searched
+@given(LENGTHS)
+def test_fitting_type_always_fits(row: int) -> None:
+    for name in MAKEABLE:
+        block = levels.TYPE_TRAITS[name].block_size
+        found = fitting(name, row)
+        if found is None:  # only the few types whose larger blocks llama.cpp has nothing in place of
+            assert name in {"Q8_K", "NVFP4", "Q1_0"}
+            assert row % block
+            continue
+        assert row % levels.TYPE_TRAITS[found].block_size == 0
+        assert levels.fitting_type(found, row) == found
+        if row % block == 0:
+            assert found == name
+            continue
+        assert bits(found) > bits(name)  # what stands in never has fewer bits
+        assert found == "F16" if row % 32 else found == levels.FALLBACK[name]  # F16 where no blocks fit any more
+
+
+@searched
+@given(st.one_of(st.text(max_size=12), st.sampled_from([*REMOVED, *map(str.lower, MAKEABLE), *levels.LEVELS_BY_NAME])))
+def test_fitting_type_takes_known_types_only(name: str) -> None:
+    assume(name not in MAKEABLE)
+    with pytest.raises(UsageError, match="unknown tensor type"):
+        levels.fitting_type(name, 256)
+
+
+# ---------------------------------------------------------------- names of levels
+
+ALIASES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
+NAMES = sorted({*levels.LEVELS_BY_NAME, *ALIASES})
+
+
+@searched
+@given(st.sampled_from(NAMES), st.data())
+def test_parse_takes_a_level_in_any_spelling(name: str, data: st.DataObject) -> None:
+    spelled = "".join(data.draw(st.sampled_from([c, c.lower(), "-" if c == "_" else c])) for c in name)
+    blank = st.text(st.sampled_from(" \t\n"), max_size=3)
+    assert levels.parse(data.draw(blank) + spelled + data.draw(blank)).name == ALIASES.get(name, name)
+
+
+NEAR_MISSES = st.builds(
+    lambda name, at, old, new: name[: at % len(name)] + new + name[at % len(name) + old :],
+    st.sampled_from(NAMES),
+    st.integers(0, 20),
+    st.integers(0, 2),
+    st.text(max_size=2),
+)
+
+
+@searched
+@given(st.one_of(st.text(), st.text(string.ascii_letters + string.digits + "_-. "), NEAR_MISSES))
+def test_parse_of_any_text_is_a_level_or_a_usage_error(text: str) -> None:
+    wanted = text.strip().upper().replace("-", "_")
+    if wanted in NAMES:
+        assert levels.parse(text).name == ALIASES.get(wanted, wanted)
+        return
+    with pytest.raises(UsageError) as caught:
+        levels.parse(text)
+    assert caught.value.message.isprintable()  # whatever was typed goes to a terminal
+    assert "Q4_K_M" in caught.value.hint
+    suggested = re.search(r", did you mean (.+)\?$", caught.value.message)
+    assert suggested is None or set(suggested[1].split(" or ")) <= set(levels.LEVELS_BY_NAME)
+
+
+KNOWN_FTYPES = {level.ftype: level.name for level in levels.LEVELS}
+
+
+@searched
+@given(st.one_of(st.integers(), st.integers(0, 3000)), st.one_of(st.integers(), st.integers(0, 3000)))
+def test_name_of_any_ftype(ftype: int, other: int) -> None:
+    found = levels.name_of_ftype(ftype)
+    assert levels.name_of_ftype(ftype | 1024) == levels.name_of_ftype(ftype & ~1024) == found  # a flag, no number
+    assert (levels.name_of_ftype(other) == found) == (other | 1024 == ftype | 1024)  # no two share a name
+    if found.startswith("ftype "):
+        assert int(found.removeprefix("ftype ")) == ftype & ~1024
+        assert (ftype & ~1024) not in KNOWN_FTYPES
+    elif (ftype & ~1024) in KNOWN_FTYPES:
+        assert found == KNOWN_FTYPES[ftype & ~1024]
+        assert levels.parse(found).ftype == ftype & ~1024

@@ -1,15 +1,13 @@
-"""What to keep at 16 bit and which level to ship: order, cut, noise, confidence, and every way to have no answer."""
+"""Which level to ship, what is said of the keep list, and every way to have no answer."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
 
 import numpy as np
 import pytest
 
 from qres.advice import verdict
-from qres.advice.keep import NextLevel, UnitDamage, keep_list
 from qres.metrics.output import OutputStats, TokenScores
 from qres.records.result import Level
 from qres.records.stream import NoiseFloor
@@ -18,140 +16,6 @@ from tests.examples.levels import changed_level
 from tests.examples.result import example
 
 MIB = 2**20
-
-
-def unit(
-    name: str, kld: float, mib: float = 1.0, chunks: int = 8, spread: float = 0.0, type: str = "F16"
-) -> UnitDamage:
-    """A unit with `kld` on average, alternating by `spread` between chunks of 100 tokens."""
-    sums = tuple(100 * (kld + (spread if i % 2 else -spread)) for i in range(chunks))
-    return UnitDamage(name, sums, (100,) * chunks, int(mib * MIB), type)
-
-
-def names(rows: tuple[Keep, ...]) -> list[str]:
-    return [row.unit for row in rows]
-
-
-# ---------------------------------------------------------------- the list
-
-
-def test_keep_list_is_ordered_by_kld_per_byte() -> None:
-    units = [unit("cheap", 0.02, 0.5), unit("big", 0.05, 4), unit("best", 0.03, 0.5), unit("small", 0.02, 1)]
-    rows = keep_list(units, 0.2, None, None)
-    assert names(rows) == ["best", "cheap", "small", "big"]
-    assert [row.kld_recovered for row in rows] == pytest.approx([0.03, 0.02, 0.02, 0.05])
-    assert [row.gap_share for row in rows] == pytest.approx([0.15, 0.1, 0.1, 0.25])
-    assert [row.bytes_added for row in rows] == [MIB // 2, MIB // 2, MIB, 4 * MIB]
-    assert all(row.worth_it for row in rows)
-
-
-def test_keep_list_is_cut_where_the_next_level_is_cheaper() -> None:
-    units = [unit("a", 0.04), unit("b", 0.03), unit("c", 0.02), unit("d", 0.01)]
-    rows = keep_list(units, 0.2, None, NextLevel("Q5_K_M", 0.1, 4 * MIB))  # 0.025 per MiB
-    assert [(row.unit, row.worth_it) for row in rows] == [("a", True), ("b", True), ("c", False), ("d", False)]
-    assert rows[0].reason == "0.04 nats per MiB; Q5_K_M: 0.025"
-    assert rows[2].reason == "0.02 nats per MiB; Q5_K_M: 0.025"
-
-
-def test_keep_list_tie_with_the_next_level_is_not_worth_it() -> None:
-    (row,) = keep_list([unit("a", 0.5)], 1.0, None, NextLevel("Q8_0", 0.5, MIB))
-    assert not row.worth_it
-
-
-def test_keep_list_next_level_without_more_bytes_cuts_nothing() -> None:
-    (row,) = keep_list([unit("a", 0.04)], 0.2, None, NextLevel("Q5_K_M", 0.1, 0))
-    assert row.worth_it
-
-
-def test_keep_list_leaves_out_what_noise_could_explain() -> None:
-    units = [unit("above", 0.0031), unit("below", 0.0029)]
-    assert names(keep_list(units, 0.2, 0.001, None)) == ["above"]
-    assert names(keep_list(units, 0.2, None, None)) == ["above", "below"]
-    assert names(keep_list(units, 0.2, 0.0, None)) == ["above", "below"]
-
-
-def test_keep_list_leaves_out_what_two_standard_errors_could_explain() -> None:
-    # Means alternate by +-spread over 8 chunks: the standard error is spread / sqrt(7).
-    kld = 0.01
-    just = kld * math.sqrt(7) / 2
-    units = [unit("clear", kld, spread=just * 0.99), unit("unclear", kld, spread=just * 1.01)]
-    assert names(keep_list(units, 0.2, None, None)) == ["clear"]
-
-
-def test_keep_list_leaves_out_units_damaged_in_one_chunk_alone() -> None:
-    one = UnitDamage("one", (80.0, *(0.0,) * 7), (100,) * 8, MIB, "F16")
-    assert keep_list([one], 0.2, None, None) == ()
-
-
-def test_keep_list_leaves_out_units_that_cost_nothing_to_keep() -> None:
-    assert keep_list([unit("same", 0.1, mib=0), unit("smaller", 0.1, mib=-1)], 0.2, None, None) == ()
-
-
-def test_keep_list_leaves_out_units_without_damage() -> None:
-    assert keep_list([unit("none", 0.0)], 0.2, None, None) == ()
-
-
-def test_keep_list_leaves_out_units_without_tokens() -> None:
-    assert keep_list([UnitDamage("none", (), (), MIB, "F16")], 0.2, None, None) == ()
-
-
-def test_keep_list_of_nothing() -> None:
-    assert keep_list([], 0.2, 0.001, NextLevel("Q5_K_M", 0.1, MIB)) == ()
-
-
-def test_keep_list_of_a_level_without_damage_has_no_shares() -> None:
-    (row,) = keep_list([unit("a", 0.1)], 0.0, None, None)
-    assert row.gap_share == 0.0
-
-
-def test_keep_list_weighs_chunks_by_their_tokens() -> None:
-    uneven = UnitDamage("a", (10.0, 30.0), (100, 300), MIB, "BF16")
-    (row,) = keep_list([uneven], 1.0, None, None)
-    assert row.kld_recovered == pytest.approx(0.1)
-    assert row.type == "BF16"
-
-
-# ---------------------------------------------------------------- confidence
-
-
-def test_confidence_of_clear_differences_is_1() -> None:
-    rows = keep_list([unit("a", 0.04), unit("b", 0.02)], 0.2, None, NextLevel("Q5_K_M", 0.03, MIB))
-    assert [row.confidence for row in rows] == [1.0, 1.0]
-
-
-def test_confidence_is_low_where_one_chunk_decides() -> None:
-    steady = unit("steady", 0.2)
-    lucky = UnitDamage("lucky", (115.0, *(15.0,) * 7), (100,) * 8, MIB, "F16")  # 0.275 with, 0.15 without that chunk
-    rows = keep_list([steady, lucky], 1.0, None, NextLevel("Q5_K_M", 0.25, MIB))
-    assert [(row.unit, row.worth_it) for row in rows] == [("lucky", True), ("steady", False)]
-    # It is first only where that chunk is drawn at all.
-    assert rows[0].confidence == pytest.approx(1 - (7 / 8) ** 8, abs=0.05)
-    assert rows[1].confidence == 1.0  # never below its second place
-
-
-def test_confidence_of_an_even_race_is_a_half() -> None:
-    # Each is ahead in every other chunk; one byte less puts `a` before `b`, and the cut between them.
-    a = UnitDamage("a", tuple(10.0 + i % 2 for i in range(40)), (100,) * 40, MIB - 1, "F16")
-    b = UnitDamage("b", tuple(11.0 - i % 2 for i in range(40)), (100,) * 40, MIB, "F16")
-    rows = keep_list([a, b], 1.0, None, NextLevel("Q5_K_M", 0.105, MIB))
-    assert [(row.unit, row.worth_it) for row in rows] == [("a", True), ("b", False)]
-    assert rows[0].confidence == pytest.approx(0.5, abs=0.1)
-
-
-def test_confidence_is_the_same_every_time() -> None:
-    units = [
-        UnitDamage(f"{i}.ffn", tuple(10.0 + (i * 7 + j * 3) % 5 for j in range(6)), (100,) * 6, MIB, "F16")
-        for i in range(5)
-    ]
-    first, second = (keep_list(units, 1.0, None, NextLevel("Q5_K_M", 0.121, MIB)) for _ in range(2))
-    assert first == second
-    assert any(row.confidence not in {0.0, 1.0} for row in first)
-
-
-@pytest.mark.parametrize(("chunks", "known"), [(1, False), (2, False), (3, True)])
-def test_confidence_needs_three_chunks(chunks: int, known: bool) -> None:
-    (row,) = keep_list([unit("a", 0.1, chunks=chunks)], 0.2, None, None)
-    assert (row.confidence is not None) == known
 
 
 # ---------------------------------------------------------------- the verdict

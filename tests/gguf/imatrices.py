@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from tests.gguf.test_model_file import Row, build, strings
+from tests.gguf.building import Row, build, strings
 
 KEYS: dict[str, object] = {
     "general.type": "imatrix",

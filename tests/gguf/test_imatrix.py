@@ -19,8 +19,8 @@ from qres.pipeline.options import ScanOptions
 from qres.quantize import cache
 from qres.quantize.original import original
 from tests import tiny
+from tests.gguf.building import put
 from tests.gguf.imatrices import as_dat, as_gguf, dat_end
-from tests.gguf.test_model_file import put
 from tests.inputs.case import full
 from tests.listening import Heard
 

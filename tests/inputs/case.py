@@ -24,7 +24,7 @@ from qres.cli.program import main
 from qres.errors import NativeError
 from qres.pipeline import demo
 from qres.pipeline import run as scan_module
-from tests.gguf.test_model_file import LLAMA, Row, Typed, build, put
+from tests.gguf.building import LLAMA, Row, Typed, build, put
 
 Build = Callable[[Path], Sequence[str]]
 """Puts files into a folder, which is the current one of the run, and returns the arguments of qres."""

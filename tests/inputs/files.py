@@ -15,7 +15,7 @@ import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tests.gguf.test_model_file import Row, Typed, build, put, swapped
+from tests.gguf.building import Row, Typed, build, put, swapped
 from tests.inputs.case import FULL, HEADER, ROOM, Build, array, case, full, inspect, scan, u64
 
 CONVERT, AGAIN = "convert_hf_to_gguf.py", "fetch it again"

@@ -6,8 +6,8 @@ import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from tests.gguf.building import Row, build, put
 from tests.gguf.imatrices import KEYS, as_dat, as_gguf
-from tests.gguf.test_model_file import Row, build, put
 from tests.inputs.case import ACCEPTED, Case, case, full, scan, small
 
 UP = "blk.0.ffn_up.weight"

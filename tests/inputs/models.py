@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tests.gguf.test_model_file import Row, build, put, strings
+from tests.gguf.building import Row, build, put, strings
 from tests.inputs.case import ACCEPTED, FULL, HEADER, ROOM, SMALL, Build, case, full, inspect, pair, scan, small
 
 ADAPTER: list[Row] = [("blk.0.attn_q.weight.lora_a", (64, 4), 1, 0), ("blk.0.attn_q.weight.lora_b", (4, 64), 1, 512)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.gguf.test_model_file import Row, build, put
+from tests.gguf.building import Row, build, put
 from tests.inputs.case import ACCEPTED, FULL, HEADER, ROOM, Build, case, full, inspect, scan, small
 from tests.inputs.results import RESULT
 

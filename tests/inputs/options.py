@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tests.gguf.test_model_file import put
+from tests.gguf.building import put
 from tests.inputs.case import ACCEPTED, Build, Case, case, full, scan, small, typed
 
 

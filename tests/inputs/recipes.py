@@ -18,7 +18,7 @@ from qres.records.as_json import to_json
 from qres.records.recipe import Recipe
 from tests.examples.recipe import TENSORS, example
 from tests.examples.result import example as older
-from tests.gguf.test_model_file import Row, build, put
+from tests.gguf.building import Row, build, put
 from tests.inputs.case import Build, case, full, small, typed
 from tests.inputs.imatrix import GOOD as MATRIX_DATA
 

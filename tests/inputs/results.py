@@ -10,7 +10,7 @@ from typing import Any
 
 from qres.records.as_json import to_json
 from tests.examples.result import example
-from tests.gguf.test_model_file import put
+from tests.gguf.building import put
 from tests.inputs.case import Build, case, full, typed
 from tests.inputs.options import HELP
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tests.gguf.test_model_file import put, put_split, shard
+from tests.gguf.building import put, put_split, shard
 from tests.inputs.case import FULL, ROOM, Build, case, full
 from tests.inputs.files import AGAIN
 

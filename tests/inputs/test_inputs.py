@@ -1,6 +1,6 @@
 """What people pass in, case by case: what is refused says why and what to do, and leaves nothing behind.
 
-The cases are in `inputs_*.py`; those that need llama.cpp are in `model/test_inputs.py`.
+The cases are in the modules beside this one; those that need llama.cpp are in `test_with_models.py`.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pytest
 
 from tests import tiny
-from tests.gguf.test_model_file import put, string
+from tests.gguf.building import put, string
 from tests.inputs import case as inputs
 from tests.inputs.case import Build, Case, Outcome, Sandbox
 from tests.inputs.names import RED, TRICKS

@@ -1,28 +1,15 @@
-"""Texts and token ids: what is read, what is refused and why, and how it is cut into chunks."""
+"""Token ids of a source, and how they are cut into chunks."""
 
 from __future__ import annotations
-
-import io
-import re
-import sys
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qres.errors import InputError
-from qres.text import chunks
-from qres.text import source as source_module
 from qres.text.chunks import MIN_TOKENS, Plan, Tokens, chunk, texts, tokens_of
-from qres.text.source import Source, read_ids, read_text
-
-
-def put(folder: Path, data: bytes) -> Path:
-    path = folder / "text.txt"
-    path.write_bytes(data)
-    return path
-
+from qres.text.source import Source
+from tests.search import searched
 
 # ---------------------------------------------------------------- chunks
 
@@ -77,120 +64,7 @@ def test_chunks_of_any_text(n: int, n_ctx: int, limit: int | None, with_bos: boo
     assert flat.count(-1) == (len(found.chunks) if with_bos else 0)
 
 
-# ---------------------------------------------------------------- texts
-
-
-def test_text_is_read(tmp_path: Path) -> None:
-    path = put(tmp_path, "Größe\n中文\n".encode())
-    assert read_text(path) == Source(str(path), text="Größe\n中文\n".encode())
-
-
-def test_text_loses_its_bom(tmp_path: Path) -> None:
-    assert read_text(put(tmp_path, b"\xef\xbb\xbfabc \xef\xbb\xbf")).text == b"abc \xef\xbb\xbf"
-
-
-def test_text_line_ends_become_lf(tmp_path: Path) -> None:
-    assert read_text(put(tmp_path, b"a\r\nb\rc\n\r\n")).text == b"a\nb\rc\n\n"
-
-
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        (b"", "is empty"),
-        (b" \n\t\r\n ", "is empty"),
-        (b"\xef\xbb\xbf", "is empty"),
-        (b"abc\xffdef", r"is not UTF-8 text \(byte 3 is 0xff\)"),
-        ("schön".encode("latin-1"), r"is not UTF-8 text \(byte 3 is 0xf6\)"),
-        ("abc".encode("utf-16"), r"is not UTF-8 text \(byte 0 is 0xff\)"),
-        (b"abc\xc3", "is not UTF-8 text"),  # cut within a character
-        (b"ab\0c", "holds NUL bytes at 2"),
-    ],
-)
-def test_text_that_cannot_be_used(tmp_path: Path, data: bytes, message: str) -> None:
-    path = put(tmp_path, data)
-    with pytest.raises(InputError, match=message) as caught:
-        read_text(path)
-    assert str(path) in caught.value.message
-    assert caught.value.hint
-
-
-def test_text_from_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xef\xbb\xbfa\r\nb")))
-    assert read_text(Path("-")) == Source("standard input", text=b"a\nb")
-
-
-def test_empty_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
-    with pytest.raises(InputError, match="standard input is empty"):
-        read_text(Path("-"))
-
-
-def test_folder_and_missing_file(tmp_path: Path) -> None:
-    for read in (read_text, read_ids):
-        with pytest.raises(InputError, match="is a folder"):
-            read(tmp_path)
-        with pytest.raises(InputError, match=r"cannot read .*gone: No such file"):
-            read(tmp_path / "gone")
-
-
-def test_file_that_is_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunks, "MAX_TEXT_BYTES", 10)
-    assert read_text(put(tmp_path, b"x" * 10)).text == b"x" * 10
-    with pytest.raises(InputError, match="is larger than"):
-        read_text(put(tmp_path, b"x" * 11))
-
-
 # ---------------------------------------------------------------- token ids
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"1 2 30",
-        b"1,2,30",
-        b" 1, 2,\t30\n",
-        b"1\r\n2\r\n30\r\n",
-        b"001 02 30",
-        b"1,2,30,",
-        b"1, 2, 30,\n",
-        b",1,,2 , 30 ,, ",
-        b"\xef\xbb\xbf1 2 30",
-        b"1 2 0000000030",
-    ],
-)
-def test_ids_are_read(tmp_path: Path, data: bytes) -> None:
-    path = put(tmp_path, data)
-    assert read_ids(path) == Source(str(path), ids=(1, 2, 30))
-
-
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        (b"", "holds no token ids"),
-        (b" \n ", "holds no token ids"),
-        (b",", "holds no token ids"),
-        (b" , ,\n", "holds no token ids"),
-        (b"\xef\xbb\xbf", "holds no token ids"),
-        (b"\xef\xbb\xbf \n", "holds no token ids"),
-        (b"1 \xef\xbb\xbf2", "is not a token id"),  # a byte order mark belongs at the beginning
-        (b"1 2 x3", "'x3' is not a token id"),
-        (b"1 -2 3", "'-2' is not a token id"),
-        (b"1.5 2", "'1.5' is not a token id"),
-        (b"[1, 2]", r"'\[1' is not a token id"),
-        ("1 ２".encode(), "is not a token id"),  # a digit, but not an ASCII one
-        (b"1 \xff\xfe", "is not a token id"),
-        (b"a" * 1000, "'" + "a" * 20 + "' is not a token id"),
-    ],
-)
-def test_ids_that_cannot_be_used(tmp_path: Path, data: bytes, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        read_ids(put(tmp_path, data))
-
-
-@pytest.mark.parametrize("digits", [11, 21, 4300, 5000])
-def test_ids_with_an_endless_number(tmp_path: Path, digits: int) -> None:
-    with pytest.raises(InputError, match=f"'{'1' * min(digits, 20)}' is not a token id"):
-        read_ids(put(tmp_path, b"1 2 " + b"1" * digits))
 
 
 def no_tokenizer(_text: bytes) -> list[int]:
@@ -277,43 +151,26 @@ def test_texts_are_cut_for_both_purposes(
     assert len({len(piece) for piece in (*found.report, *found.rank)}) == 1
 
 
-# ---------------------------------------------------------------- the built-in texts
+# ---------------------------------------------------------------- chunks
 
 
-def built_in(part: str) -> str:
-    text = source_module.built_in(part).text
-    assert text is not None
-    return text.decode("utf-8")
-
-
-@pytest.mark.parametrize(("part", "least"), [("report", 30_000), ("rank", 15_000)])
-def test_built_in_text_is_clean(part: str, least: int) -> None:
-    text = built_in(part)
-    assert len(text.encode()) >= least
-    assert "\r" not in text
-    assert "\0" not in text
-    assert "\ufffd" not in text
-    assert not text.startswith("\ufeff")
-    assert text.endswith("\n")
-    assert source_module.built_in(part).name == f"built-in {part} text"
-
-
-def test_built_in_texts_are_long_enough_together() -> None:
-    assert sum(len(built_in(part).encode()) for part in ("report", "rank")) >= 40 * 1024
-
-
-def test_built_in_texts_share_nothing() -> None:
-    def sequences(part: str) -> set[tuple[str, ...]]:
-        words = re.findall(r"\w+", built_in(part).lower())
-        assert len(words) > 2000
-        return {tuple(words[i : i + 8]) for i in range(len(words) - 7)}
-
-    assert not sequences("report") & sequences("rank")
-
-
-def test_built_in_texts_have_no_piece_in_common() -> None:
-    # Words are no measure where a script has no spaces: whole pieces (blocks between blank lines) do not repeat either.
-    report, rank = (built_in(part).split("\n\n") for part in ("report", "rank"))
-    pieces = [piece.strip() for piece in (*report, *rank)]
-    assert len(pieces) > 50
-    assert len(set(pieces)) == len(pieces)
+@searched
+@given(
+    st.integers(2, 90),
+    st.integers(2, 12) | st.integers(2, 99),
+    st.none() | st.integers(0, 90),
+    st.none() | st.integers(1, 9),
+)
+def test_chunks_are_the_text_in_equal_even_pieces(n: int, n_ctx: int, bos: int | None, limit: int | None) -> None:
+    ids = list(range(n))  # all different, so that nothing can move unseen; often BOS is one of them
+    found = chunk(ids, n_ctx, bos, limit)
+    (size,) = {len(piece) for piece in found.chunks}
+    assert size % 2 == 0
+    assert size == max(k for k in range(0, len(ids) + 1, 2) if k <= n_ctx)  # the longest even one that there is
+    assert size * len(found.chunks) + found.unused == len(ids)
+    whole = len(ids) // size
+    assert len(found.chunks) == (whole if limit is None else min(whole, limit))
+    for i, piece in enumerate(found.chunks):
+        own = ids[i * size : (i + 1) * size]
+        assert piece[0] == (own[0] if bos is None else bos)
+        assert list(piece[1:]) == own[1:]  # BOS is put into the first place and into no other

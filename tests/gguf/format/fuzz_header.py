@@ -113,7 +113,7 @@ def _check_error(error: QresError) -> None:
 
 def write_seeds(folder: Path) -> int:
     """Write the seed corpus and return how many files it has."""
-    from tests.gguf.test_model_file import seeds
+    from tests.gguf.format.seeds import seeds
 
     folder.mkdir(parents=True, exist_ok=True)
     files = seeds()

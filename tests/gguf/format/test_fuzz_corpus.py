@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.gguf.format import fuzz_header
-from tests.gguf.test_model_file import seeds
+from tests.gguf.format.seeds import seeds
 
 SEEDS = seeds()
 CORPUS = sorted((Path(__file__).parent / "fuzz_corpus").iterdir())
