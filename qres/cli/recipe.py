@@ -139,15 +139,15 @@ def build(
 
     from qres.cli import recipe_view
     from qres.cli.terminal import RichListener
-    from qres.recipes import build as building
     from qres.recipes import files
+    from qres.recipes.build import build
 
     plan = files.load(recipe)
     reference, matrix = _model(model, plan, imatrix)
     with RichListener() as listener:
         if out.exists() and recipe.samefile(out):
             raise InputError(f"{out} is the recipe and would be overwritten", "choose another place with -o")
-        built = building.build(reference, plan, out, matrix, min(threads, THREADS), listener, force=force)
+        built = build(reference, plan, out, matrix, min(threads, THREADS), listener, force=force)
         files.update(replace(plan, built=built), recipe)
     recipe_view.show_built(plan, built)
 
@@ -185,8 +185,7 @@ def verify(
     from qres.gguf import model_file
     from qres.quantize.cache import default_folder
     from qres.recipes import files
-    from qres.recipes import verify as verifying
-    from qres.recipes.verify import VerifyOptions, require_built
+    from qres.recipes.verify import VerifyOptions, require_built, verify
 
     plan = files.load(recipe)
     reference, matrix = _model(model, plan, imatrix)
@@ -201,7 +200,7 @@ def verify(
     )
     with RichListener() as listener:
         wanted = _levels(level_names, matrix)
-        (found,) = verifying.verify(reference, [(plan, made)], wanted, matrix, options, listener)
+        (found,) = verify(reference, [(plan, made)], wanted, matrix, options, listener)
         files.update(replace(plan, verification=found), recipe)
     recipe_view.show_verification(plan, found, recipe)
 

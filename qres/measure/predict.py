@@ -20,7 +20,7 @@ from qres.residual.map import ResidualMap, unit_name
 from qres.sensitivity.prediction import Prediction
 
 if TYPE_CHECKING:
-    from qres.sensitivity.collector import Inputs
+    from qres.sensitivity.collector import InputSquares
 
 
 KLD_LIMIT = 1e-5
@@ -64,7 +64,7 @@ def predict(job: Job, lockstep: Lockstep, noise_kld: float | None, events: Event
         threads=job.threads,
         limit=max(KLD_LIMIT, 2 * (noise_kld or 0.0)),
     )
-    inputs = collector.Inputs({}, {}) if wanted.make_imatrix else None
+    inputs = collector.InputSquares({}, {}) if wanted.make_imatrix else None
     inventory = model_file.read(Path(job.reference.path))
     try:
         found = adjoint.predict(lockstep.reference, inventory, job.texts.rank, lockstep.rmap, request, events, inputs)
@@ -78,7 +78,7 @@ def predict(job: Job, lockstep: Lockstep, noise_kld: float | None, events: Event
     return found
 
 
-def _write_imatrix(job: Job, inputs: Inputs, found: Prediction, path: Path, events: Events) -> None:
+def _write_imatrix(job: Job, inputs: InputSquares, found: Prediction, path: Path, events: Events) -> None:
     if not found.used:
         events.note(f"No importance matrix: {found.reason}")
         return

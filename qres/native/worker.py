@@ -60,7 +60,7 @@ def run(
     # The work comes over a pipe, too: with `args`, a child that dies early leaves its parent writing for ever.
     inbox, outbox = context.Pipe(duplex=False)
     child = context.Process(target=_child, args=(inbox, sender, log_sender))
-    log = _Log(log_receiver)
+    log = _LastWords(log_receiver)
     try:
         with _interrupts_wait():
             child.start()
@@ -116,7 +116,7 @@ def _interrupts_wait() -> Iterator[None]:
             decide(number, frame)
 
 
-class _Log:
+class _LastWords:
     """The end of what the child wrote to standard error, collected as it comes: a full pipe would stop the child."""
 
     def __init__(self, receiver: Connection) -> None:

@@ -15,7 +15,7 @@ from qres.events import Listener, Note, Progress, Stage, Working
 from qres.gguf import magnitudes
 from qres.gguf.imatrix import Imatrix
 from qres.gguf.inventory import Inventory
-from qres.gguf.magnitudes import TensorValues
+from qres.gguf.magnitudes import Magnitudes
 from qres.measure.job import REFERENCE, Job, Measured, Preflight
 from qres.native import worker
 from qres.pipeline import assemble, candidates, estimate, usual_recipes
@@ -164,7 +164,7 @@ def _no_memory(reference: Inventory, flight: Preflight) -> tuple[Skipped, ...]:
     return (*rows, Skipped("memory on devices", flight.no_memory)) if flight.no_memory else rows
 
 
-def _values(model: Inventory, threads: int, title: str, listener: Listener) -> tuple[TensorValues, ...]:
+def _values(model: Inventory, threads: int, title: str, listener: Listener) -> tuple[Magnitudes, ...]:
     """Largest magnitudes and broken values of every tensor."""
     listener.stage(title, None)
     return magnitudes.scan(model, events.in_mib(listener), threads)

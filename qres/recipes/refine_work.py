@@ -21,7 +21,7 @@ from qres.metrics.means import ChunkMean, paired_se
 from qres.metrics.output import Scored, score, score_reference
 from qres.native import blocks
 from qres.native.session import Session, SessionOptions
-from qres.recipes.exchange import Refined, RefineJob, Step, Trial, candidates
+from qres.recipes.exchange import Refined, RefineJob, Step, Trial, proposals
 from qres.text.chunks import Chunk
 
 Floats = npt.NDArray[np.float32]
@@ -31,7 +31,7 @@ PATIENCE = 10
 
 
 def refine(emit: Callable[[object], None], job: RefineJob) -> Refined:
-    """Try exchanges while they pay; `emit` gets Progress events.
+    """Try proposals while they pay; `emit` gets Progress events.
 
     Raises:
         InputError: no text left.
@@ -56,7 +56,7 @@ def _search(emit: Callable[[object], None], job: RefineJob, model: _Rounded, bef
     room, failures = job.room, 0
     failed: Counter[Step] = Counter()
     seen: set[tuple[Step, ...]] = set()
-    queue = candidates(job.rows, found.types, room, is_file=job.is_file)
+    queue = proposals(job.rows, found.types, room, is_file=job.is_file)
     while found.tried < job.trials and failures < PATIENCE:
         left = [one for one in queue if one.steps not in seen]
         if not left:
@@ -73,13 +73,13 @@ def _search(emit: Callable[[object], None], job: RefineJob, model: _Rounded, bef
             found.kept.append(Trial(one, change, se))
             found.types |= {step.tensor: step.after for step in one.steps}
             before, room, failures = after, room - one.bytes, 0
-            queue = candidates(job.rows, found.types, room, is_file=job.is_file)
+            queue = proposals(job.rows, found.types, room, is_file=job.is_file)
         else:
             failures += 1
             failed.update(one.steps)
             for step in one.steps:
                 model.give(step.tensor, step.before)
-        emit(Progress(found.tried, job.trials, f"exchanges, {len(found.kept)} kept"))
+        emit(Progress(found.tried, job.trials, f"proposals, {len(found.kept)} kept"))
     found.kld_after = before.mean or 0.0
 
 

@@ -22,7 +22,7 @@ from qres.gguf.inventory import Inventory
 from qres.native.graph import Graph
 from qres.native.session import Session
 from qres.residual.map import ResidualMap
-from qres.sensitivity.collector import Collector, Inputs, empty
+from qres.sensitivity.collector import Collector, InputSquares, empty
 from qres.sensitivity.damage import Use, damage
 from qres.sensitivity.prediction import Prediction, Sums, TensorSums, added
 from qres.sensitivity.replay.graph import Replay, Run, Seeds, State
@@ -68,7 +68,7 @@ def predict(
     rmap: ResidualMap | None,
     request: Request,
     events: Events,
-    inputs: Inputs | None = None,
+    inputs: InputSquares | None = None,
 ) -> Prediction:
     """Predict the KLD of giving each tensor each type.
 
@@ -111,7 +111,7 @@ class _Adjoint:
         rmap: ResidualMap | None,
         request: Request,
         events: Events,
-        inputs: Inputs | None,
+        inputs: InputSquares | None,
     ) -> None:
         self.reference, self.rmap, self.request, self.events = reference, rmap, request, events
         self.weights = Weights(inventory, torch.device(request.device), request.threads)

@@ -19,7 +19,7 @@ Floats = npt.NDArray[np.float32]
 
 
 @dataclass
-class Inputs:
+class InputSquares:
     """Sums of the squares of what goes into each matrix, for an importance matrix."""
 
     sums: dict[str, Floats]
@@ -38,7 +38,7 @@ class Collector:
         dtype: torch.dtype,
         head: int | None,
         lse: Tensor,
-        inputs: Inputs | None,
+        inputs: InputSquares | None,
     ) -> None:
         """Begin a piece of one chunk.
 
@@ -56,7 +56,7 @@ class Collector:
         self._known: dict[tuple[int, tuple[int, ...]], Use] = {}
 
     def enters(self, site: Site, x: Tensor) -> None:
-        """Part of `linear.Tap`."""
+        """Part of `products.ProductTap`."""
         x = x.detach()
         if self._inputs is not None:
             _sum_squares(self._inputs, site, self._weights.shape(site.tensor)[0], x)
@@ -75,7 +75,7 @@ class Collector:
         self._uses[site] = replace(self._known[place], gradients=[])
 
     def product(self, site: Site, x: Tensor, g: Tensor) -> None:
-        """Part of `linear.Tap`."""
+        """Part of `products.ProductTap`."""
         if not self._types.get(site.tensor) or site.node == self._head:
             return
         if site.picks_rows and site not in self._uses:
@@ -86,13 +86,13 @@ class Collector:
         use.gradients.append(g.to(self._dtype))
 
     def averages(self, site: Site, mixing: Mixing) -> None:
-        """Part of `linear.Tap`."""
+        """Part of `products.ProductTap`."""
         if site in self._uses:
             low = replace(mixing, weights=mixing.weights.to(self._dtype))
             self._uses[site] = replace(self._uses[site], mixing=low)
 
     def averaged(self, site: Site, g: Tensor) -> None:
-        """Part of `linear.Tap`."""
+        """Part of `products.ProductTap`."""
         if site in self._uses:
             self._uses[site].averaged.append(g)
 
@@ -137,7 +137,7 @@ def empty(like: Use) -> Use:
     return _rows(like, torch.empty(0, dtype=torch.int64, device=like.x.device))
 
 
-def _sum_squares(inputs: Inputs, site: Site, matrices: int, x: Tensor) -> None:
+def _sum_squares(inputs: InputSquares, site: Site, matrices: int, x: Tensor) -> None:
     sums = inputs.sums.setdefault(site.tensor, np.zeros((matrices, x.shape[1]), np.float32))
     counts = inputs.counts.setdefault(site.tensor, np.zeros(matrices, np.float32))
     sums[site.matrix] += x.square().sum(dim=0).cpu().numpy()

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from qres import levels
-from qres.gguf.format.cursor import Problem, damage
+from qres.gguf.format.cursor import Problem, corrupt
 from qres.printable import show
 
 _MAX_SIZE = 2**63 - 1  # llama.cpp counts weights and bytes in an int64
@@ -49,7 +49,7 @@ class Tensor:
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     """What the table says of one tensor."""
 
     name: str
@@ -81,7 +81,7 @@ def layout_problems(tensors: Sequence[Tensor], file_bytes: int) -> Iterator[Prob
     torn = [t for t in tensors if t.n_bytes is None and t.row % _block_size(t)]
     if torn:
         what = f"rows of {torn[0].row}, not a multiple of {torn[0].type}'s block of {_block_size(torn[0])}"
-        yield damage(f"tensor {show(torn[0].name)!r} has {what}{_more(torn, 'such tensors')}").problem
+        yield corrupt(f"tensor {show(torn[0].name)!r} has {what}{_more(torn, 'such tensors')}").problem
     beyond = [t for t in tensors if t.end > file_bytes]
     if beyond:
         what = f"tensor {show(beyond[0].name)!r} ends at byte {beyond[0].end}, the file has {file_bytes}"

@@ -29,7 +29,7 @@ class Site:
     """Its rows are picked by number (an embedding) instead of multiplied with."""
 
 
-class Tap(Protocol):
+class ProductTap(Protocol):
     """Hears of products while a piece runs with gradients."""
 
     def enters(self, site: Site, x: Tensor) -> None:
@@ -67,7 +67,7 @@ class Context:
     """Of the products: float32, or bfloat16 for speed; sums and everything else are float32."""
     anchor: Tensor
     """A scalar that requires a gradient: makes autograd follow products whose own input needs none."""
-    tap: Tap | None = None
+    tap: ProductTap | None = None
 
 
 def _rounded_input(context: Context, site: Site, x: Tensor) -> Tensor:
