@@ -68,7 +68,7 @@ class RichListener:
         self._progress.stop()
 
     def stage(self, title: str, total: int | None) -> None:
-        """A stage begins."""
+        """Begin a stage of `total` steps, or of unknown length; the bar starts again at 0."""
         self._progress.remove_task(self._task)
         self._task = self._progress.add_task("", total=total, title=plain(title), doing="")
 

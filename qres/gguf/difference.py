@@ -131,7 +131,7 @@ class Overlap:
     of: int
     """Matrices whose name is in both files."""
     bytes: int
-    """Of the matrices that are alike, in one file."""
+    """Bytes that the matrices that are alike take in one file."""
 
 
 def shared_tensors(a: Inventory, b: Inventory) -> Overlap:

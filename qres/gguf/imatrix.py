@@ -40,7 +40,7 @@ _MAX_NAME = 256
 """Bytes of an entry's name; ggml's own limit is 64."""
 _MAX_DATASETS = 16
 _MAX_BYTES = 2**32
-"""Of a file: what is larger is not read into memory. A model of 10**12 weights in 384 experts takes 1.5 * 10**9."""
+"""The largest file that is read into memory. A model of 10**12 weights in 384 experts takes 1.5 * 10**9."""
 _NO_INPUTS = frozenset({"token_embd.weight", "per_layer_token_embd.weight"})
 """Tables that no matmul reads: llama.cpp makes them without an importance matrix where an entry does not fit."""
 
@@ -60,7 +60,7 @@ class Imatrix:
     chunks: int
     """Chunks of text it was computed on; 0 when the file does not say, as below."""
     chunk_size: int
-    """Tokens per chunk."""
+    """Tokens in each chunk that the matrix was computed on."""
 
     @property
     def digest(self) -> str:
@@ -326,10 +326,10 @@ def _may_be_replaced(path: Path) -> bool:
 
 
 class _Writer(gguf.GGUFWriter):
-    """Of a file without an architecture, as llama-imatrix writes it."""
+    """Writes a GGUF without an architecture, as llama-imatrix does."""
 
     def add_architecture(self) -> None:
-        """Not written."""
+        """Does nothing: gguf-py would write the architecture here."""
 
 
 def write(

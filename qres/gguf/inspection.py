@@ -94,7 +94,7 @@ class Inspection:
     file_bytes: int
     gguf_version: int
     kind: str
-    """In plain words."""
+    """What kind of file it is, in plain words: `language model`, `LoRA adapter`, ..."""
     architecture: str
     """Empty when the file does not say, as the texts below; numbers are then 0."""
     name: str
@@ -102,7 +102,7 @@ class Inspection:
     """Level that the file claims."""
     n_weights: int
     n_layer: int
-    """Blocks that run."""
+    """Number of blocks that run."""
     n_layer_skipped: int
     """NextN (MTP) blocks, which llama.cpp skips."""
     n_embd: int

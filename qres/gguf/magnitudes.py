@@ -30,9 +30,9 @@ from qres.printable import show
 _RANGE_WEIGHTS = 1 << 24
 """What one thread takes at a time, in pieces: some 10,000 ranges for a file of 100 GB."""
 _PIECE_BYTES = 1 << 20
-"""Of floats, about what a second-level cache holds: with 16 MiB the scan takes half as long again."""
+"""Floats looked at in one go, about what a second-level cache holds: with 16 MiB the scan takes half as long again."""
 _PIECE_WEIGHTS = 1 << 18
-"""Of quantized data, whose decoding makes float32 copies: with 4 times as many, K-quants take up to 4 times as long."""
+"""Quantized weights decoded in one go, to float32: with 4 times as many, K-quants take up to 4 times as long."""
 
 
 @dataclass(frozen=True)
@@ -105,11 +105,11 @@ class _Range:
     """Part of one tensor: whole blocks, read by one thread."""
 
     index: int
-    """Of the tensor in the inventory."""
+    """Index of the tensor in the inventory."""
     tensor: Tensor
     path: Path
     start: int
-    """First weight."""
+    """Index of the first weight, counted through the tensor."""
     stop: int
 
     @property

@@ -31,9 +31,9 @@ _T = TypeVar("_T")
 _P = ParamSpec("_P")
 
 _LOG_BYTES = 1 << 18
-"""Of the child's last words are kept."""
+"""Bytes of the child's last words that are kept."""
 _PATIENCE_S = 5.0
-"""For the rest of a dead child's log."""
+"""Seconds to wait for the rest of a dead child's log."""
 
 
 def run(
@@ -141,7 +141,7 @@ class _LastWords:
             self._receiver.close()
 
     def text(self) -> str:
-        """What was collected."""
+        """The last words collected so far, at most `_LOG_BYTES` of them."""
         return self._tail.decode(errors="replace")
 
 

@@ -20,7 +20,7 @@ from qres.records.recipe import Expected, FileTensor, Stock
 from qres.records.result import Level, Result
 
 INTERVAL_CHUNKS = 8
-"""Of 512 tokens, that the interval of a prediction is for."""
+"""Chunks of 512 tokens that the interval of a prediction is for."""
 MODEL_ERROR = 0.10
 """Standard error of ln(measured / predicted) of a recipe that is no level, beside what texts differ by; measured over
 the recipes in docs/recipes.md."""
@@ -46,7 +46,7 @@ class TensorOptions:
 
     @property
     def weights(self) -> int:
-        """How many."""
+        """Number of weights in the tensor."""
         return math.prod(self.tensor.shape)
 
 
@@ -70,16 +70,16 @@ class Choices:
     # -- sizes
 
     def bytes_of(self, types: Mapping[str, str]) -> int:
-        """Of tensor data, without padding."""
+        """Bytes of tensor data, without padding, where each tensor has its type in `types`."""
         return sum(size_of(row, types[row.tensor.name]) for row in self.rows)
 
     def file_bytes(self, types: Mapping[str, str]) -> int:
-        """Of the whole file: what the scan's levels have beside their data, and every tensor padded."""
+        """Bytes of the whole file: what the scan's levels have beside their data, and every tensor padded."""
         return self.header_bytes + sum(padded(size_of(row, types[row.tensor.name])) for row in self.rows)
 
     @property
     def header_bytes(self) -> int:
-        """Of a made file: metadata and tensor table, which do not depend on the types."""
+        """Bytes of metadata and tensor table in a made file, which do not depend on the types."""
         level = self.levels[0]
         return level.bytes - sum(
             padded(size_of(row, held)) for row, held in zip(self.rows, level.tensor_types, strict=True)

@@ -29,9 +29,9 @@ class Step:
     before: str
     after: str
     bytes: int
-    """Added."""
+    """Bytes added; negative for a step down."""
     loss: float
-    """Predicted change, not calibrated."""
+    """Predicted change of the KLD, not calibrated."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Proposal:
 
     @property
     def steps(self) -> tuple[Step, ...]:
-        """Both."""
+        """The steps of the exchange: the one up, and the one down where there is one."""
         return (self.up, self.down) if self.down else (self.up,)
 
 
@@ -117,13 +117,13 @@ def _hope(up: Step, down: Step | None) -> float:
 
 @dataclass(frozen=True)
 class RefineJob:
-    """What to refine."""
+    """What the worker is to refine: a recipe's types, and how far it may go."""
 
     reference: Path
     rows: tuple[TensorOptions, ...]
     """Options of the tensors that may change."""
     types: Mapping[str, str]
-    """Of all tensors that are quantized."""
+    """Tensor -> type, of all tensors that are quantized."""
     room: int
     """Bytes that the budget has left."""
     is_file: bool
@@ -135,7 +135,7 @@ class RefineJob:
     n_ctx: int
     threads: int
     trials: int
-    """At most."""
+    """Exchanges to measure at most."""
 
 
 @dataclass(frozen=True)

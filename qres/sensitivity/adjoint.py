@@ -36,7 +36,7 @@ Floats = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Request:
-    """What to predict."""
+    """What to predict, of which tensors and types, and how exactly."""
 
     types: Mapping[str, tuple[str, ...]]
     """Tensor -> types to predict, all of which fit its rows."""
@@ -45,7 +45,7 @@ class Request:
     draws: int
     device: str
     dtype: str
-    """Of products within backward: `float32`, `bfloat16`, or `auto` for the faster one.
+    """Type of the products within backward: `float32`, `bfloat16`, or `auto` for the faster one.
 
     The check of the replay is always in float32.
     """

@@ -45,11 +45,11 @@ class Use:
     gradients: list[Tensor] = field(default_factory=list)
     """One per label draw: [n, rows], or [n, weights per row] for picked rows."""
     mixing: Mixing | None = None
-    """Of a matrix that makes the values of an attention; gradients are then what is left beside that attention."""
+    """How an attention averages what the matrix makes; gradients are then what is left beside that attention."""
     averaged: list[Tensor] = field(default_factory=list)
     """With mixing, gradients of the attention's averages [n3, tokens, heads, dv], one per draw."""
     lse: Tensor | None = None
-    """Of the output matrix: log sum exp of the logits at the scored positions [n]; there are no gradients then."""
+    """For the output matrix, log sum exp of the logits at the scored positions [n]; there are no gradients then."""
 
 
 def rounding_block(type_name: str) -> int | None:

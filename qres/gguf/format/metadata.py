@@ -52,9 +52,9 @@ class Digest:
     element_type: str
     """`string`, `float32`, ..., `array` for nested arrays; `byte` for a long string."""
     sha256: str
-    """Of the value's bytes in the file: equal digests mean equal values."""
+    """Hash of the value's bytes in the file: equal digests mean equal values."""
     offset: int = field(default=0, compare=False)
-    """Of the first element, from the start of its file."""
+    """Byte at which the first element begins, from the start of its file."""
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ class Tensor:
     n_bytes: int | None
     """None for a type of unknown layout, or a shape that the type cannot have."""
     offset: int
-    """Of the first byte, from the start of its file."""
+    """Where the first byte is, from the start of its file."""
     shard: int = 0
     """Index of its file in `Inventory.shards`."""
 
@@ -44,7 +44,7 @@ class Tensor:
 
     @property
     def end(self) -> int:
-        """Of the last byte, one past it; the offset where the size is not known."""
+        """One past the tensor's last byte, from the start of its file; `offset` where the size is not known."""
         return self.offset + (self.n_bytes or 0)
 
 
@@ -56,7 +56,7 @@ class TableRow:
     shape: tuple[int, ...]
     type_id: int
     offset: int
-    """Within the data."""
+    """Bytes from the start of the tensor data, which begins behind the header."""
 
     @property
     def is_possible(self) -> bool:

@@ -48,7 +48,7 @@ class Run:
     starts: list[State] = field(default_factory=list)
     """What was alive in front of each piece."""
     logits: Tensor = field(default_factory=lambda: torch.empty(0))
-    """[tokens, n_vocab]."""
+    """What the replay computed [tokens, n_vocab]; empty before it ran, and once only its distribution is needed."""
 
 
 def unknown_operations(graph: Graph) -> tuple[str, ...]:
@@ -94,7 +94,7 @@ class Replay:
 
     @property
     def device(self) -> torch.device:
-        """Where it runs."""
+        """The device that weights and activations lie on."""
         return self._context.weights.device
 
     def products_in(self, dtype: torch.dtype) -> None:

@@ -53,7 +53,7 @@ class Mixing:
     """What becomes of the output of a matrix that makes the values of an attention."""
 
     weights: Tensor
-    """Of the attention [n3, heads, tokens, keys]."""
+    """The attention's weights [n3, heads, tokens, keys]."""
     carry: Callable[[Tensor], Tensor]
     """Linear: output of the matrix [tokens, rows] -> values [n3, heads, keys, dv]."""
 
@@ -64,7 +64,7 @@ class Context:
 
     weights: Weights
     dtype: torch.dtype
-    """Of the products: float32, or bfloat16 for speed; sums and everything else are float32."""
+    """Type of the products: float32, or bfloat16 for speed; sums and everything else are float32."""
     anchor: Tensor
     """A scalar that requires a gradient: makes autograd follow products whose own input needs none."""
     tap: ProductTap | None = None
