@@ -86,6 +86,23 @@ def test_everything_public_has_a_docstring() -> None:
     assert [name for module, tree in MODULES.items() for name in undocumented(tree, module)] == []
 
 
+# ---------------------------------------------------------------- names
+
+TWICE = {"Events": "what hears of progress, until the three of them are one in qres.events"}
+"""Class names that may stand for more than one thing, and why."""
+
+
+def test_no_class_name_twice() -> None:
+    places: dict[str, list[str]] = {}
+    for module, tree in MODULES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(module)
+    twice = {name: modules for name, modules in places.items() if len(modules) > 1}
+    assert {name: modules for name, modules in twice.items() if name not in TWICE} == {}
+    assert TWICE.keys() <= twice.keys()  # a name that has become one leaves the list
+
+
 # ---------------------------------------------------------------- what importing the command line loads
 
 

@@ -28,7 +28,7 @@ class UnitDamage:
     tokens: tuple[int, ...]
     bytes_added: int
     type: str
-    """`F16` or `BF16`."""
+    """ggml type of the unit when it is kept: `F16` or `BF16`."""
 
     @property
     def kld(self) -> float:

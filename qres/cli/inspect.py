@@ -21,12 +21,12 @@ def inspect(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Say what a GGUF is, what it can be used for and where its bits go; the model is not loaded."""
-    from qres.cli.inspect_view import scan_values, show_inspection
+    from qres.cli.inspect_view import scan_magnitudes, show_inspection
     from qres.gguf import model_file
-    from qres.gguf.inspection import inspect as inspect_file
+    from qres.gguf.inspection import inspect
 
     inventory = model_file.read(file, tolerant=True)
-    inspection = inspect_file(inventory, scan_values(inventory, THREADS) if values else None)
+    inspection = inspect(inventory, scan_magnitudes(inventory, THREADS) if values else None)
     if as_json:
         from qres.records.as_json import to_json
 

@@ -17,7 +17,7 @@ from qres.records.files import TypeShare
 from qres.report.formatting import count, fixed, mib, percent, significant
 
 if TYPE_CHECKING:
-    from qres.gguf.magnitudes import TensorValues
+    from qres.gguf.magnitudes import Magnitudes
 
 
 _BAR = 20
@@ -41,7 +41,7 @@ def show_inspection(inspection: Inspection) -> None:
         console.print(_metadata(inspection.metadata, console.width), soft_wrap=False)
 
 
-def scan_values(inventory: Inventory, threads: int) -> tuple[TensorValues, ...]:
+def scan_magnitudes(inventory: Inventory, threads: int) -> tuple[Magnitudes, ...]:
     """Look at all tensor data, with a progress bar.
 
     Raises:
@@ -68,7 +68,7 @@ def _sections(inspection: Inspection) -> Iterable[tuple[str, Sequence[Table | Te
         yield "Tensor types", [_types(inspection.types)]
     if inspection.gap:
         yield _gap_title(inspection.gap, inspection.file_type), [_gap(inspection.gap)]
-    yield _values_title(inspection.values), _values(inspection.values or ())
+    yield _magnitudes_title(inspection.values), _magnitudes(inspection.values or ())
 
 
 def _sentences(first: str, second: str) -> str:
@@ -141,23 +141,23 @@ def _gap(gap: BpwGap) -> Table:
     return text_table(titles, rows, right=(0, 1, 2), wrapped=(4, 5))
 
 
-def _values_title(values: Sequence[TensorValues] | None) -> str:
-    if values is None:
+def _magnitudes_title(magnitudes: Sequence[Magnitudes] | None) -> str:
+    if magnitudes is None:
         return "Values: the tensor data was not looked at (--values does)"
-    checked = [found for found in values if found.checked]
+    checked = [found for found in magnitudes if found.checked]
     largest = max(checked, key=lambda found: found.absmax, default=None)
     size = f", largest magnitude {significant(largest.absmax)} in {largest.tensor}" if largest else ""
     bad = sum(found.n_bad > 0 for found in checked)
     state = f"{bad} not finite" if bad else "all finite"
-    return f"Values: {len(checked)} of {len(values)} tensors looked at, {state}{size}"
+    return f"Values: {len(checked)} of {len(magnitudes)} tensors looked at, {state}{size}"
 
 
-def _values(values: Sequence[TensorValues]) -> list[Table]:
-    rows = [[found.tensor, significant(found.absmax), said] for found in values if (said := _said(found))]
+def _magnitudes(magnitudes: Sequence[Magnitudes]) -> list[Table]:
+    rows = [[found.tensor, significant(found.absmax), said] for found in magnitudes if (said := _said(found))]
     return [text_table(("tensor", "largest", "finding"), rows, right=(1,), wrapped=(2,))] if rows else []
 
 
-def _said(found: TensorValues) -> str:
+def _said(found: Magnitudes) -> str:
     """What is to be said about a tensor's values; empty when they are as they should be."""
     if not found.checked:
         return f"not looked at: {found.not_checked}"

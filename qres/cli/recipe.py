@@ -139,15 +139,15 @@ def build(
 
     from qres.cli import recipe_view
     from qres.cli.terminal import RichListener
-    from qres.recipes import build as building
     from qres.recipes import files
+    from qres.recipes.build import build
 
     plan = files.load(recipe)
     original = _model(model, plan, imatrix, threads)
     with RichListener() as listener:
         if out.exists() and recipe.samefile(out):
             raise InputError(f"{out} is the recipe and would be overwritten", "choose another place with -o")
-        built = building.build(original, plan, out, listener, force=force)
+        built = build(original, plan, out, listener, force=force)
         files.update(replace(plan, built=built), recipe)
     recipe_view.show_built(plan, built)
 
@@ -185,8 +185,7 @@ def verify(
     from qres.gguf import model_file
     from qres.quantize.cache import default_folder
     from qres.recipes import files
-    from qres.recipes import verify as verifying
-    from qres.recipes.verify import VerifyOptions, require_built
+    from qres.recipes.verify import VerifyOptions, require_built, verify
 
     plan = files.load(recipe)
     original = _model(model, plan, imatrix, threads)
@@ -201,7 +200,7 @@ def verify(
     )
     with RichListener() as listener:
         wanted = _levels(level_names, original.imatrix)
-        (found,) = verifying.verify(original, [(plan, made)], wanted, options, listener)
+        (found,) = verify(original, [(plan, made)], wanted, options, listener)
         files.update(replace(plan, verification=found), recipe)
     recipe_view.show_verification(plan, found, recipe)
 

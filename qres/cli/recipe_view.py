@@ -52,7 +52,7 @@ def show_recipe(
 
 
 def show_built(recipe: Recipe, built: Built) -> None:
-    """What was built."""
+    """Print where the built file is, how large it is, and what to do next."""
     console = answer_console()
     console.print(
         Text(

@@ -20,13 +20,12 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
-from rich.table import Table as RichTable
+from rich.table import Table
 from rich.text import Text
 
 from qres.printable import plain, plain_line, plain_record
 from qres.records.result import Result
-from qres.report.tables import levels as level_tables
-from qres.report.tables import recipes
+from qres.report.tables import levels, recipes
 
 
 class _RateColumn(ProgressColumn):
@@ -69,7 +68,7 @@ class RichListener:
         self._progress.stop()
 
     def stage(self, title: str) -> None:
-        """A part of the work with steps of its own begins."""
+        """Begin a part of the work with steps of its own; the bar starts again at 0."""
         self._progress.remove_task(self._task)
         self._task = self._progress.add_task("", total=None, title=plain(title), doing="")
 
@@ -130,18 +129,18 @@ _SHOWN = ("level", "MiB", "bits/weight", "KLD mean ± SE", "same top", "PPL chan
 """Columns of the levels table that fit a terminal of 80 characters; the report has them all."""
 
 
-def _levels(result: Result) -> RichTable:
-    levels = level_tables.levels(result)
-    shown = [i for i, column in enumerate(levels.columns) if column.title in _SHOWN]
-    right = [n for n, i in enumerate(shown) if levels.columns[i].align == "right"]
-    return text_table([levels.columns[i].title for i in shown], ([row[i] for i in shown] for row in levels.rows), right)
+def _levels(result: Result) -> Table:
+    table = levels.levels(result)
+    shown = [i for i, column in enumerate(table.columns) if column.title in _SHOWN]
+    right = [n for n, i in enumerate(shown) if table.columns[i].align == "right"]
+    return text_table([table.columns[i].title for i in shown], ([row[i] for i in shown] for row in table.rows), right)
 
 
 def text_table(
     titles: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[int] = (), wrapped: Sequence[int] = ()
-) -> RichTable:
+) -> Table:
     """A table; the columns `right` are set right, the columns `wrapped` give way where the terminal is narrow."""
-    table = RichTable(box=None, header_style="dim", pad_edge=False)
+    table = Table(box=None, header_style="dim", pad_edge=False)
     for index, title in enumerate(titles):
         side: Literal["left", "right"] = "right" if index in right else "left"
         table.add_column(Text(title), justify=side, no_wrap=index not in wrapped)

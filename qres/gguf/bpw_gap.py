@@ -42,12 +42,12 @@ class BpwGap:
     bpw: float
     """8 * bytes of tensor data / weights."""
     nominal_bpw: float | None
-    """Of the level that the file claims; None when it claims none."""
+    """Bits per weight people expect of the level that the file claims; None when it claims none."""
     base: str
     """The claimed level's base type; where the contents contradict the claim, the type of most weights."""
     base_bpw: float
     groups: tuple[GapGroup, ...]
-    """Largest contribution first."""
+    """Tensors that explain the gap, largest contribution first."""
 
 
 def explain(inventory: Inventory) -> BpwGap | None:
@@ -76,7 +76,7 @@ def explain(inventory: Inventory) -> BpwGap | None:
 
 
 def bits_per_weight(type_name: str) -> Fraction:
-    """Of a known type, exactly."""
+    """Bits per weight of a known type, exactly."""
     traits = levels.TYPE_TRAITS[type_name]
     return Fraction(8 * traits.block_bytes, traits.block_size)
 

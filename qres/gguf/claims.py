@@ -21,7 +21,8 @@ _LEVEL_WORD = re.compile(
 """A level or type as a word of its own, with anything but letters and digits around it: `model-Q4_K_M.gguf`."""
 
 _FAR_OFF = 1 / 3
-"""Of the nominal bits per weight. A recipe's base type alone is up to 22 % below its nominal figure (IQ1_S)."""
+"""Share of the nominal bits per weight that a file may be off by. A recipe's base type alone is up to 22 % below its
+nominal figure (IQ1_S)."""
 
 
 def disagreements(inventory: Inventory) -> tuple[str, ...]:

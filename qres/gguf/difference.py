@@ -124,17 +124,17 @@ def vector_difference(reference: Inventory, quantized: Inventory) -> str | None:
 
 
 @dataclass(frozen=True)
-class SharedTensors:
+class Overlap:
     """The matrices that two files hold byte for byte alike."""
 
     tensors: int
     of: int
     """Matrices whose name is in both files."""
     bytes: int
-    """Of the matrices that are alike, in one file."""
+    """Bytes that the matrices that are alike take in one file."""
 
 
-def shared_tensors(a: Inventory, b: Inventory) -> SharedTensors:
+def shared_tensors(a: Inventory, b: Inventory) -> Overlap:
     """Compare the matrices of two files: alike are those of the same name, type, shape and bytes.
 
     Raises:
@@ -147,7 +147,7 @@ def shared_tensors(a: Inventory, b: Inventory) -> SharedTensors:
         for tensor, other in pairs
         if (tensor.type_id, tensor.shape) == (other.type_id, other.shape) and _same_bytes(a, tensor, b, other)
     ]
-    return SharedTensors(len(alike), len(pairs), sum(tensor.n_bytes or 0 for tensor in alike))
+    return Overlap(len(alike), len(pairs), sum(tensor.n_bytes or 0 for tensor in alike))
 
 
 def _same_bytes(a: Inventory, tensor: Tensor, b: Inventory, other: Tensor) -> bool:

@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from qres.errors import InputError, QresError, UsageError
 from qres.files import whole_file
-from qres.gguf.format.cursor import Cursor, DamageError, damage
+from qres.gguf.format.cursor import CorruptError, Cursor, corrupt
 from qres.gguf.format.header import ForeignFormatError, Header, read_header
 from qres.gguf.format.metadata import Digest, array_elements
 from qres.gguf.format.tensor import Tensor
@@ -40,7 +40,7 @@ _MAX_NAME = 256
 """Bytes of an entry's name; ggml's own limit is 64."""
 _MAX_DATASETS = 16
 _MAX_BYTES = 2**32
-"""Of a file: what is larger is not read into memory. A model of 10**12 weights in 384 experts takes 1.5 * 10**9."""
+"""The largest file that is read into memory. A model of 10**12 weights in 384 experts takes 1.5 * 10**9."""
 _NO_INPUTS = frozenset({"token_embd.weight", "per_layer_token_embd.weight"})
 """Tables that no matmul reads: llama.cpp makes them without an importance matrix where an entry does not fit."""
 
@@ -60,7 +60,7 @@ class Imatrix:
     chunks: int
     """Chunks of text it was computed on; 0 when the file does not say, as below."""
     chunk_size: int
-    """Tokens per chunk."""
+    """Tokens in each chunk that the matrix was computed on."""
 
     @property
     def digest(self) -> str:
@@ -171,7 +171,7 @@ def _values(path: Path, tensors: Mapping[str, Tensor], name: str, suffix: str) -
     tensor = tensors.get(name + suffix)
     if tensor is None or tensor.type != "F32" or not tensor.n_weights:
         what = "is missing" if tensor is None else f"is {tensor.type}, not F32" if tensor.n_weights else "is empty"
-        raise damage(f"{show(name + suffix)} {what}").problem.exception(path)
+        raise corrupt(f"{show(name + suffix)} {what}").problem.exception(path)
     try:
         values = np.fromfile(path, "<f4", tensor.n_weights, offset=tensor.offset)
     except OSError as error:
@@ -218,7 +218,7 @@ def _imatrix(
                 message = f"{show(path)} is damaged: the {what} of {show(name)} hold values that are {kind}"
                 raise InputError(message, "compute the importance matrix again")
         if flat.size % count.size:
-            raise damage(f"{show(name)} has {flat.size} sums for {count.size} counts").problem.exception(path)
+            raise corrupt(f"{show(name)} has {flat.size} sums for {count.size} counts").problem.exception(path)
         rows[name] = flat.reshape(count.size, -1)
         counted = count[:, None] > 0
         entries[name] = np.where(counted, rows[name] / np.where(counted, count[:, None], 1), np.float32(1))
@@ -248,8 +248,8 @@ def _read_dat(path: Path, foreign: ForeignFormatError) -> Imatrix:
                 length = cursor.number("<i") if cursor.left else 0
                 if length > 0:
                     datasets.append(cursor.take(length).decode(errors="replace"))
-    except DamageError as damaged:
-        raise damaged.problem.exception(path) from None
+    except CorruptError as error:
+        raise error.problem.exception(path) from None
     except OSError as error:
         raise InputError(f"cannot read {show(path)}: {error.strerror or error}", "check the path") from error
     return _imatrix(path, sums, counts, datasets, max(chunks, 0), 0)
@@ -277,10 +277,10 @@ def _read_entry(cursor: Cursor, sums: dict[str, Floats], counts: dict[str, Float
     length = cursor.number("<i")
     name = _name(cursor.take(length), length) if 0 < length <= _MAX_NAME else ""
     if not name:
-        raise damage(f"{cursor.where} has no name that can be read")
+        raise corrupt(f"{cursor.where} has no name that can be read")
     calls, n_values = cursor.number("<i"), cursor.number("<i")
     if n_values < 1:
-        raise damage(f"{cursor.where} claims {n_values} values")
+        raise corrupt(f"{cursor.where} claims {n_values} values")
     sums[name] = np.frombuffer(cursor.take(4 * n_values), "<f4").astype(np.float32)
     counts[name] = np.array([max(calls, 1)], np.float32)  # none: the values are means already
 
@@ -326,10 +326,10 @@ def _may_be_replaced(path: Path) -> bool:
 
 
 class _Writer(gguf.GGUFWriter):
-    """Of a file without an architecture, as llama-imatrix writes it."""
+    """Writes a GGUF without an architecture, as llama-imatrix does."""
 
     def add_architecture(self) -> None:
-        """Not written."""
+        """Does nothing: gguf-py would write the architecture here."""
 
 
 def write(

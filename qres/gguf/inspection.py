@@ -1,6 +1,6 @@
 """What one GGUF is and what it can be used for, from its header alone: the records and how they are filled.
 
-All text in the records is fit for a terminal: what comes from the file has been through `gguf_cursor.show`.
+All text in the records is fit for a terminal: what comes from the file has been through `printable.show`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from qres.printable import show
 from qres.records.files import TypeShare
 
 if TYPE_CHECKING:
-    from qres.gguf.magnitudes import TensorValues
+    from qres.gguf.magnitudes import Magnitudes
 
 
 _KINDS = {
@@ -38,7 +38,7 @@ _KINDS = {
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Standing:
     """What the file can be in a scan."""
 
     role: str
@@ -87,14 +87,14 @@ class MetadataRow:
 class Inspection:
     """What `qres inspect` prints."""
 
-    verdict: Verdict
+    verdict: Standing
     path: str
     shards: tuple[str, ...]
     """Names of all files, in order."""
     file_bytes: int
     gguf_version: int
     kind: str
-    """In plain words."""
+    """What kind of file it is, in plain words: `language model`, `LoRA adapter`, ..."""
     architecture: str
     """Empty when the file does not say, as the texts below; numbers are then 0."""
     name: str
@@ -102,7 +102,7 @@ class Inspection:
     """Level that the file claims."""
     n_weights: int
     n_layer: int
-    """Blocks that run."""
+    """Number of blocks that run."""
     n_layer_skipped: int
     """NextN (MTP) blocks, which llama.cpp skips."""
     n_embd: int
@@ -116,15 +116,15 @@ class Inspection:
     odd_values: tuple[str, ...]
     problems: tuple[FileProblem, ...]
     metadata: tuple[MetadataRow, ...]
-    values: tuple[TensorValues, ...] | None
+    values: tuple[Magnitudes, ...] | None
     """One entry per tensor; None when the data was not looked at."""
 
 
-def inspect(inventory: Inventory, values: tuple[TensorValues, ...] | None = None) -> Inspection:
-    """Put together what the header says; `values` is what `tensor_values.scan` found in the data."""
+def inspect(inventory: Inventory, magnitudes: tuple[Magnitudes, ...] | None = None) -> Inspection:
+    """Put together what the header says; `magnitudes` is what `magnitudes.scan` found in the data."""
     metadata = inventory.metadata
     return Inspection(
-        verdict=_verdict(inventory, values),
+        verdict=_standing(inventory, magnitudes),
         path=show(inventory.path),
         shards=tuple(show(path.name) for path in inventory.shards),
         file_bytes=inventory.file_bytes,
@@ -145,30 +145,30 @@ def inspect(inventory: Inventory, values: tuple[TensorValues, ...] | None = None
         odd_values=claims.odd_values(inventory),
         problems=tuple(FileProblem(p.message, p.hint, p.fatal) for p in inventory.problems),
         metadata=tuple(MetadataRow(show(key), _value_text(value)) for key, value in metadata.items()),
-        values=None if values is None else tuple(replace(found, tensor=show(found.tensor)) for found in values),
+        values=None if magnitudes is None else tuple(replace(one, tensor=show(one.tensor)) for one in magnitudes),
     )
 
 
-def _verdict(inventory: Inventory, values: tuple[TensorValues, ...] | None) -> Verdict:
+def _standing(inventory: Inventory, magnitudes: tuple[Magnitudes, ...] | None) -> Standing:
     fatal = [problem for problem in inventory.problems if problem.fatal]
     if fatal:
-        return Verdict("neither", f"it is {fatal[0].message.partition(':')[0]}", fatal[0].hint)
+        return Standing("neither", f"it is {fatal[0].message.partition(':')[0]}", fatal[0].hint)
     try:
         model_file.require_language_model(inventory, "given")
     except QresError as error:
-        return Verdict("neither", error.message.replace(f"the given model {show(inventory.path)}", "it"), error.hint)
-    broken = [found for found in values or () if found.n_bad]
+        return Standing("neither", error.message.replace(f"the given model {show(inventory.path)}", "it"), error.hint)
+    broken = [found for found in magnitudes or () if found.n_bad]
     if broken:
         more = f" and {len(broken) - 1} more tensors" if len(broken) > 1 else ""
         what = f"NaN or infinities in {show(broken[0].tensor)}{more}"
-        return Verdict("neither", what, "get the file again, or make it again")
+        return Standing("neither", what, "get the file again, or make it again")
     if inventory.is_16bit:
         held = claims.main_type(inventory)
         reason = f"a {_KINDS[inventory.kind]} at {32 if held == 'F32' else 16} bit ({held})"
-        return Verdict("reference", reason, "measure its levels with qres scan")
+        return Standing("reference", reason, "measure its levels with qres scan")
     level = f"{inventory.file_type}, " if inventory.file_type else ""
     reason = f"a quantized {_KINDS[inventory.kind]} ({level}{inventory.bpw:.2f} bits per weight)"
-    return Verdict("candidate", reason, "measure it against its 16-bit original with qres scan")
+    return Standing("candidate", reason, "measure it against its 16-bit original with qres scan")
 
 
 def _tokenizer(inventory: Inventory) -> Tokenizer:

@@ -46,7 +46,7 @@ class Inventory:
     """In file order, shard by shard."""
     file_bytes: int
     metadata: Mapping[str, Value]
-    """Of the first shard; arrays and very long strings as `Digest`."""
+    """Key -> value, of the first shard; arrays and very long strings as `Digest`."""
     problems: tuple[Problem, ...] = ()
     """What a tolerant reading met, over all shards; in a strict one only what llama.cpp takes, too."""
 
@@ -57,7 +57,7 @@ class Inventory:
 
     @property
     def n_weights(self) -> int:
-        """All weights."""
+        """Number of weights in all tensors."""
         return sum(tensor.n_weights for tensor in self.tensors)
 
     @property

@@ -35,7 +35,7 @@ class _Refusal:
     """Why a kind cannot be measured."""
 
     what: str
-    """Completes "... is"."""
+    """What the file is instead; completes "... is"."""
     instead: str
     """What to give in its place."""
     error: type[QresError] = InputError

@@ -30,13 +30,13 @@ from qres.printable import show
 _RANGE_WEIGHTS = 1 << 24
 """What one thread takes at a time, in pieces: some 10,000 ranges for a file of 100 GB."""
 _PIECE_BYTES = 1 << 20
-"""Of floats, about what a second-level cache holds: with 16 MiB the scan takes half as long again."""
+"""Floats looked at in one go, about what a second-level cache holds: with 16 MiB the scan takes half as long again."""
 _PIECE_WEIGHTS = 1 << 18
-"""Of quantized data, whose decoding makes float32 copies: with 4 times as many, K-quants take up to 4 times as long."""
+"""Quantized weights decoded in one go, to float32: with 4 times as many, K-quants take up to 4 times as long."""
 
 
 @dataclass(frozen=True)
-class TensorValues:
+class Magnitudes:
     """What was found in one tensor."""
 
     tensor: str
@@ -105,11 +105,11 @@ class _Range:
     """Part of one tensor: whole blocks, read by one thread."""
 
     index: int
-    """Of the tensor in the inventory."""
+    """Index of the tensor in the inventory."""
     tensor: Tensor
     path: Path
     start: int
-    """First weight."""
+    """Index of the first weight, counted through the tensor."""
     stop: int
 
     @property
@@ -119,7 +119,7 @@ class _Range:
 
 def scan(
     inventory: Inventory, on_progress: Callable[[int, int], None] | None = None, threads: int = 1
-) -> tuple[TensorValues, ...]:
+) -> tuple[Magnitudes, ...]:
     """Look at all the data once; one entry per tensor, in the inventory's order.
 
     Quantized types are decoded (gguf-py's `dequantize`): NaN and infinities sit in the scales of their blocks. Takes a
@@ -134,7 +134,7 @@ def scan(
         InputError: a file cannot be read, or became shorter than its header says while it was read.
     """
     sizes = [_file_bytes(path) for path in inventory.shards]
-    found = [TensorValues(t.name, not_checked=_why_not(t, sizes[t.shard])) for t in inventory.tensors]
+    found = [Magnitudes(t.name, not_checked=_why_not(t, sizes[t.shard])) for t in inventory.tensors]
     ranges = [
         _Range(index, tensor, inventory.shards[tensor.shard], start, min(start + _RANGE_WEIGHTS, tensor.n_weights))
         for index, tensor in enumerate(inventory.tensors)
@@ -143,8 +143,8 @@ def scan(
     ]
     done, total = 0, sum(part.n_bytes for part in ranges)
     with ThreadPoolExecutor(threads) as pool:
-        for part, values in zip(ranges, pool.map(_look_at, ranges), strict=True):
-            found[part.index] = _joined(found[part.index], values)
+        for part, seen in zip(ranges, pool.map(_look_at, ranges), strict=True):
+            found[part.index] = _joined(found[part.index], seen)
             done += part.n_bytes
             if on_progress:
                 on_progress(done, total)
@@ -187,11 +187,11 @@ def _decode(raw: npt.NDArray[np.uint8], type_id: int) -> npt.NDArray[np.float32]
     return weights
 
 
-def _look_at(part: _Range) -> TensorValues:
+def _look_at(part: _Range) -> Magnitudes:
     """One range, a piece at a time."""
     traits, kind = levels.TYPE_TRAITS[part.tensor.type], _FLOATS.get(part.tensor.type)
     step = _PIECE_BYTES // kind.bits.itemsize if kind else _PIECE_WEIGHTS
-    found = TensorValues(part.tensor.name)
+    found = Magnitudes(part.tensor.name)
     try:
         with part.path.open("rb", buffering=0) as file:
             file.seek(part.tensor.offset + traits.bytes_of(part.start))
@@ -220,15 +220,15 @@ def _fill(raw: npt.NDArray[np.uint8], file: FileIO, path: Path) -> None:
         view = view[n_bytes:]
 
 
-def _measured(tensor: str, bits: npt.NDArray[Any], kind: _Float, start: int) -> TensorValues:
+def _measured(tensor: str, bits: npt.NDArray[Any], kind: _Float, start: int) -> Magnitudes:
     """A piece's values, given as bits [weights], which it may overwrite; `start` is the index of the first one."""
     bits &= bits.dtype.type(kind.magnitude)
     largest = int(bits.max(initial=0))
     if largest < kind.infinity:
-        return TensorValues(tensor, kind.to_float(largest))
+        return Magnitudes(tensor, kind.to_float(largest))
     bad = bits >= kind.infinity
     n_nan = int(np.count_nonzero(bits > kind.infinity))
-    return TensorValues(
+    return Magnitudes(
         tensor,
         absmax=kind.to_float(int(bits.max(where=~bad, initial=0))),
         n_nan=n_nan,
@@ -237,7 +237,7 @@ def _measured(tensor: str, bits: npt.NDArray[Any], kind: _Float, start: int) -> 
     )
 
 
-def _joined(before: TensorValues, after: TensorValues) -> TensorValues:
+def _joined(before: Magnitudes, after: Magnitudes) -> Magnitudes:
     """Two parts of one tensor, in order."""
     return replace(
         before,

@@ -21,7 +21,7 @@ from qres.residual.map import ResidualMap
 from qres.sensitivity.prediction import PredictionSums
 
 if TYPE_CHECKING:
-    from qres.sensitivity.collector import Inputs
+    from qres.sensitivity.collector import InputSquares
 
 
 KLD_LIMIT = 1e-5
@@ -52,7 +52,7 @@ def predict(job: Job, lockstep: Lockstep, noise_kld: float | None, listener: Lis
         threads=job.threads,
         limit=max(KLD_LIMIT, 2 * (noise_kld or 0.0)),
     )
-    inputs = collector.Inputs({}, {}) if wanted.make_imatrix else None
+    inputs = collector.InputSquares({}, {}) if wanted.make_imatrix else None
     inventory = model_file.read(Path(job.reference.path))
     try:
         found = adjoint.predict(lockstep.reference, inventory, job.texts.rank, lockstep.rmap, request, listener, inputs)
@@ -66,7 +66,7 @@ def predict(job: Job, lockstep: Lockstep, noise_kld: float | None, listener: Lis
     return found
 
 
-def _write_imatrix(job: Job, inputs: Inputs, found: PredictionSums, path: Path, listener: Listener) -> None:
+def _write_imatrix(job: Job, inputs: InputSquares, found: PredictionSums, path: Path, listener: Listener) -> None:
     if not found.used:
         listener.note(f"No importance matrix: {found.reason}")
         return

@@ -23,20 +23,28 @@ _BLOCK_ROWS = 16
 
 @dataclass(frozen=True)
 class Scored:
-    """The reference's next-token distribution at the scored positions of a chunk."""
+    """The reference's next-token distribution at the scored positions of a chunk.
+
+    >>> likely = np.log(np.array([[1, 3]], np.float32))  # token 1 in 3 of 4 cases
+    >>> scored = score_reference(np.repeat(likely, 4, axis=0), [0, 0, 0, 1])
+    >>> scored.p.round(6).tolist(), scored.nll.round(6).tolist()  # ln(4 / 3)
+    ([[0.25, 0.75]], [0.287682])
+    """
 
     first: int
     """Row of the logits that the first scored position is."""
     targets: npt.NDArray[np.int64]
     """Next token at each scored position [n]."""
     logits: Floats
-    """[n, n_vocab]."""
+    """The reference's logits at the scored positions [n, n_vocab]."""
     p: Floats
     """softmax(logits), float32 [n, n_vocab]."""
     lse: Doubles
     """log sum exp of each row [n]."""
     nll: Doubles
+    """-ln p of the next token [n]."""
     top: npt.NDArray[np.int64]
+    """The likeliest token [n]."""
 
 
 def score_reference(logits: Floats, tokens: Sequence[int]) -> Scored:
@@ -45,6 +53,10 @@ def score_reference(logits: Floats, tokens: Sequence[int]) -> Scored:
     Args:
         logits: [n_tokens, n_vocab].
         tokens: The chunk; position t predicts tokens[t + 1].
+
+    >>> scored = score_reference(np.zeros((4, 2), np.float32), [0, 1, 0, 1])  # two tokens, equally likely
+    >>> scored.first, scored.targets.tolist(), scored.p.tolist()
+    (2, [1], [[0.5, 0.5]])
     """
     first = len(tokens) // 2
     targets = np.asarray(tokens[first + 1 :], dtype=np.int64)
@@ -62,7 +74,13 @@ def score_reference(logits: Floats, tokens: Sequence[int]) -> Scored:
 
 @dataclass(frozen=True)
 class TokenScores:
-    """Per-token comparison of one chunk, finite positions only; arrays [n]."""
+    """Per-token comparison of one chunk, finite positions only; arrays [n].
+
+    >>> logits = np.zeros((4, 2), np.float32)
+    >>> found = score(score_reference(logits, [0, 1, 0, 1]), logits)  # a model and itself
+    >>> found.kld.tolist(), found.same_top.tolist(), found.confidence.tolist(), found.nonfinite
+    ([0.0], [True], [0.5], 0)
+    """
 
     kld: Doubles
     nll: Doubles
@@ -83,6 +101,11 @@ def score(reference: Scored, logits: Floats) -> TokenScores:
 
     KL(P || Q) = sum_v p_v (z^P_v - z^Q_v) - lse^P + lse^Q, in nats: exactly 0 for equal logits, and free of the
     logarithm of a rounded probability. Products and sums are float64.
+
+    >>> even = score_reference(np.zeros((4, 2), np.float32), [0, 1, 0, 1])
+    >>> other = np.log(np.array([[3, 1]] * 4, np.float32))
+    >>> round(float(score(even, other).kld[0]), 6)  # 1/2 ln(2 / 3) + 1/2 ln 2
+    0.143841
     """
     n = len(reference.targets)
     rows = logits[reference.first : reference.first + n]
@@ -129,13 +152,21 @@ def _log_sum_exp(rows: Floats) -> Doubles:
 
 
 _ROUNDING = 1e-12
-"""Of a sum of squares: less than that cannot be told from 0 when two of them are subtracted."""
+"""Share of a sum of squares below which the difference of two of them cannot be told from 0."""
 _CONFIDENCE = ((0.0, 0.25), (0.25, 0.5), (0.5, 0.75), (0.75, 1.01))
 _DELTA_BINS = 20_000
 
 
 class OutputStats:
-    """Running output statistics of one level; `compute` gives the record."""
+    """Running output statistics of one level; `compute` gives the record.
+
+    >>> even = score_reference(np.zeros((4, 2), np.float32), [0, 1, 0, 1])
+    >>> stats = OutputStats()
+    >>> stats.update(score(even, np.log(np.array([[3, 1]] * 4, np.float32))))
+    >>> found = stats.compute()
+    >>> round(found.ppl, 6), round(found.ppl_reference, 6)  # 1 of 4 against 1 of 2
+    (4.0, 2.0)
+    """
 
     def __init__(self) -> None:
         self.kld = ChunkMean()
@@ -150,7 +181,7 @@ class OutputStats:
         self.reference_nonfinite = 0
 
     def update(self, s: TokenScores) -> None:
-        """Add one chunk."""
+        """Add the comparison of one chunk."""
         self.kld.update(s.kld)
         self.same_top.update(s.same_top.astype(np.float64))
         self.nll_difference.update(s.nll - s.nll_reference)

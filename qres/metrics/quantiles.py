@@ -17,7 +17,13 @@ _BINS = math.ceil(math.log(_HIGH / _LOW) / _STEP) + 1
 
 
 class Quantiles:
-    """Histograms of non-negative values, one per row; values below 1e-12 count as 0."""
+    """Histograms of non-negative values, one per row; values below 1e-12 count as 0.
+
+    >>> quantiles = Quantiles()
+    >>> quantiles.update(np.array([3.0, 1.0, 2.0]))
+    >>> round(quantiles.quantile(0.5), 2), quantiles.quantile(1.0)
+    (2.0, 3.0)
+    """
 
     def __init__(self, rows: int = 1) -> None:
         self.counts = np.zeros((rows, _BINS), dtype=np.uint32)
@@ -37,7 +43,7 @@ class Quantiles:
         self.max = np.maximum(self.max, np.where(finite, values, 0.0).max(axis=1, initial=0.0))
 
     def merge(self, other: Quantiles) -> None:
-        """Add what another has seen."""
+        """Add what another of as many rows has seen."""
         self.counts += other.counts
         self.max = np.maximum(self.max, other.max)
 

@@ -33,7 +33,7 @@ _ABORTING = frozenset({"IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS"
 """Types that ggml aborts on when the squares it sums overflow (docs/facts.md, 31), and what it can sum without:"""
 _MAX_WEIGHT = 2.0**17
 _MAX_IMPORTANCE = 2.0**50
-"""Of importance times the square of the largest weight: the squares of its sums stay below 2**128."""
+"""Limit of importance times the square of the largest weight: the squares of its sums stay below 2**128."""
 
 _PIECE_WEIGHTS = 1 << 16
 """What one thread takes at a time: its float32 copy and its blocks stay in a second-level cache."""

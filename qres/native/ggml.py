@@ -172,7 +172,7 @@ def _require_plain(tensor: CTensor, address: int) -> None:
 
 
 class _InitParams(ctypes.Structure):
-    """`struct ggml_init_params`."""
+    """`struct ggml_init_params` of ggml.h: what a ggml context is made with."""
 
     _fields_ = (("mem_size", ctypes.c_size_t), ("mem_buffer", ctypes.c_void_p), ("no_alloc", ctypes.c_bool))
 

@@ -59,7 +59,7 @@ class Node:
 
     @property
     def size(self) -> int:
-        """Number of elements."""
+        """Number of elements: the product of the shape."""
         return self.ne[0] * self.ne[1] * self.ne[2] * self.ne[3]
 
 

@@ -52,10 +52,8 @@ class SessionOptions:
     overwritten (`overwrite`)."""
 
 
-_DEBUG_LEVEL = 1
-"""GGML_LOG_LEVEL_DEBUG: hundreds of lines per context, about every buffer."""
-_ERROR_LEVEL = 4
-"""GGML_LOG_LEVEL_ERROR."""
+_DEBUG_LEVEL = 1  # GGML_LOG_LEVEL_DEBUG: hundreds of lines per context, about every buffer
+_ERROR_LEVEL = 4  # GGML_LOG_LEVEL_ERROR
 
 
 class _Log:

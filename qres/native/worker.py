@@ -37,9 +37,9 @@ class Task(Protocol[_Done_co]):
 
 
 _LOG_BYTES = 1 << 18
-"""Of the child's last words are kept."""
+"""Bytes of the child's last words that are kept."""
 _PATIENCE_S = 5.0
-"""For the rest of a dead child's log."""
+"""Seconds to wait for the rest of a dead child's log."""
 
 
 def run(task: Task[_T], listener: Listener) -> _T:
@@ -62,7 +62,7 @@ def run(task: Task[_T], listener: Listener) -> _T:
     # The work comes over a pipe, too: with `args`, a child that dies early leaves its parent writing for ever.
     inbox, outbox = context.Pipe(duplex=False)
     child = context.Process(target=_child, args=(inbox, sender, log_sender))
-    log = _Log(log_receiver)
+    log = _LastWords(log_receiver)
     try:
         with _interrupts_wait():
             child.start()
@@ -119,7 +119,7 @@ def _interrupts_wait() -> Iterator[None]:
             decide(number, frame)
 
 
-class _Log:
+class _LastWords:
     """The end of what the child wrote to standard error, collected as it comes: a full pipe would stop the child."""
 
     def __init__(self, receiver: Connection) -> None:
@@ -144,7 +144,7 @@ class _Log:
             self._receiver.close()
 
     def text(self) -> str:
-        """What was collected."""
+        """The last words collected so far, at most `_LOG_BYTES` of them."""
         return self._tail.decode(errors="replace")
 
 

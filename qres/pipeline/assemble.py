@@ -11,7 +11,7 @@ from pathlib import Path
 from qres.advice import devices, verdict
 from qres.gguf import difference, fallbacks
 from qres.gguf.inventory import Inventory
-from qres.gguf.magnitudes import TensorValues
+from qres.gguf.magnitudes import Magnitudes
 from qres.gguf.names import block_number
 from qres.levels import F16_MAX, LEVELS_BY_NAME
 from qres.measure.job import REFERENCE, Measured, MeasuredLevel
@@ -34,7 +34,7 @@ class Inputs:
 
     reference: Inventory
     levels: tuple[Candidate, ...]
-    values: tuple[TensorValues, ...]
+    values: tuple[Magnitudes, ...]
     """Of the reference."""
     broken: Mapping[str, tuple[str, ...]]
     """Level -> its tensors with values that are not finite."""
@@ -112,7 +112,7 @@ def _extremes(inputs: Inputs, measured: Measured) -> tuple[Extreme, ...]:
     return tuple(sorted(rows, key=lambda row: -row.absmax))
 
 
-def tensors(inventory: Inventory, values: Sequence[TensorValues]) -> tuple[FileTensor, ...]:
+def tensors(inventory: Inventory, values: Sequence[Magnitudes]) -> tuple[FileTensor, ...]:
     """The reference's tensors as records."""
     types = types_16bit(inventory, values)
     return tuple(FileTensor(t.name, t.shape, t.type, types.get(t.name, "")) for t in inventory.tensors)

@@ -8,7 +8,7 @@ from qres.errors import InputError, UnsupportedError, UsageError
 from qres.events import Listener
 from qres.gguf.imatrix import Imatrix, read, require_writable
 from qres.gguf.inventory import Inventory
-from qres.gguf.magnitudes import TensorValues
+from qres.gguf.magnitudes import Magnitudes
 from qres.pipeline.options import ScanOptions
 from qres.printable import show
 from qres.text import chunks
@@ -54,7 +54,7 @@ def given_imatrix(options: ScanOptions, models: Sequence[Inventory], listener: L
     return imatrix
 
 
-def refuse_broken(reference: Inventory, values: Sequence[TensorValues], *, making: bool) -> None:
+def refuse_broken(reference: Inventory, values: Sequence[Magnitudes], *, making: bool) -> None:
     """llama.cpp quantizes no tensor that holds NaN or infinity; files that exist can still be compared."""
     broken = [row for row in values if row.n_bad]
     if broken and making:

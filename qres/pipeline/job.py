@@ -10,7 +10,7 @@ from pathlib import Path
 from qres.files import Stamp
 from qres.gguf.imatrix import Imatrix
 from qres.gguf.inventory import Inventory
-from qres.gguf.magnitudes import TensorValues
+from qres.gguf.magnitudes import Magnitudes
 from qres.measure.job import STATE_NAME, Job, PredictionJob, Preflight
 from qres.pipeline import sizes
 from qres.pipeline.candidates import Candidate
@@ -26,7 +26,7 @@ def worker_job(
     reference: Inventory,
     levels: Sequence[Candidate],
     flight: Preflight,
-    values: Sequence[TensorValues],
+    values: Sequence[Magnitudes],
     stamps: Stamps,
     imatrix: Imatrix | None,
 ) -> Job:

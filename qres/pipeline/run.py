@@ -14,7 +14,7 @@ from qres.errors import CrashError, InputError, UsageError
 from qres.events import Listener, in_mib
 from qres.gguf import magnitudes
 from qres.gguf.inventory import Inventory
-from qres.gguf.magnitudes import TensorValues
+from qres.gguf.magnitudes import Magnitudes
 from qres.measure.job import REFERENCE, Job, Measured, Preflight
 from qres.measure.tasks import CheckTask, MeasureTask
 from qres.native import worker
@@ -150,7 +150,7 @@ def _no_memory(reference: Inventory, flight: Preflight) -> tuple[Skipped, ...]:
     return (*rows, Skipped("memory on devices", flight.no_memory)) if flight.no_memory else rows
 
 
-def _values(model: Inventory, threads: int, title: str, listener: Listener) -> tuple[TensorValues, ...]:
+def _values(model: Inventory, threads: int, title: str, listener: Listener) -> tuple[Magnitudes, ...]:
     """Largest magnitudes and broken values of every tensor."""
     listener.stage(title)
     return magnitudes.scan(model, in_mib(listener), threads)

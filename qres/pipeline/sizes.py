@@ -9,7 +9,7 @@ from qres import levels
 from qres.files import Stamp
 from qres.gguf.format.tensor import Tensor
 from qres.gguf.inventory import Inventory
-from qres.gguf.magnitudes import TensorValues
+from qres.gguf.magnitudes import Magnitudes
 from qres.gguf.model_file import bytes_at
 from qres.measure.job import ModelFile
 
@@ -59,7 +59,7 @@ def _matrix_bytes(inventory: Inventory, type_name: str) -> dict[str, int]:
     return {t.name: bytes_at(t, type_name) for t in _matrices(inventory)}
 
 
-def types_16bit(inventory: Inventory, values: Sequence[TensorValues]) -> dict[str, str]:
+def types_16bit(inventory: Inventory, values: Sequence[Magnitudes]) -> dict[str, str]:
     """The 16-bit type that holds each matrix with room to spare.
 
     BF16 stays BF16; F32 and F16 become it where a weight is in the upper half of the range of F16 or beyond; anything

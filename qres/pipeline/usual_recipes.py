@@ -57,7 +57,7 @@ def planned(result: Result) -> Result:
     return replace(
         result,
         mixes=_mixes(choices),
-        stock=choices.ladder,
+        stock=choices.stock,
         recoveries=recovery.recoveries(choices),
         recipes=tuple(found),
     )
@@ -65,7 +65,7 @@ def planned(result: Result) -> Result:
 
 def _mixes(choices: Choices) -> tuple[Mix, ...]:
     """The best recipes from the size of the smallest usual level to that of the largest."""
-    rows = choices.ladder
+    rows = choices.stock
     low, high = (8 * row.bytes / choices.n_weights for row in (rows[0], rows[-1]))
     found = []
     for i in range(_MIXES + 1):

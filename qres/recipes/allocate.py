@@ -21,7 +21,7 @@ MAX_STATES = 20_000
 """Sums kept side by side. Beyond that those with the largest reduced cost go, and `Allocation.gap` says what the best
 solution could still be better by."""
 _TOLERANCE = 1e-12
-"""Of sums of floats, relative: less than that is rounding."""
+"""Relative difference of two sums of floats below which it is rounding."""
 
 
 @dataclass(frozen=True)
@@ -75,9 +75,9 @@ class _Item:
     index: Integers
     """Where each was among all options."""
     weights: Doubles
-    """Ascending."""
+    """What each option weighs [options], ascending."""
     values: Doubles
-    """Descending."""
+    """The value of each option [options], descending."""
     hull: Integers
     """Those on the lower convex hull."""
 

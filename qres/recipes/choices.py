@@ -20,7 +20,7 @@ from qres.records.recipe import Expected, FileTensor, Stock
 from qres.records.result import Level, Result
 
 INTERVAL_CHUNKS = 8
-"""Of 512 tokens, that the interval of a prediction is for."""
+"""Chunks of 512 tokens that the interval of a prediction is for."""
 MODEL_ERROR = 0.10
 """Standard error of ln(measured / predicted) of a recipe that is no level, beside what texts differ by; measured over
 the recipes in docs/recipes.md."""
@@ -32,7 +32,7 @@ _PADDING = 32
 
 
 @dataclass(frozen=True)
-class Row:
+class TensorOptions:
     """The options of one tensor."""
 
     tensor: FileTensor
@@ -46,7 +46,7 @@ class Row:
 
     @property
     def weights(self) -> int:
-        """How many."""
+        """Number of weights in the tensor."""
         return math.prod(self.tensor.shape)
 
 
@@ -70,16 +70,16 @@ class Choices:
     # -- sizes
 
     def bytes_of(self, types: Mapping[str, str]) -> int:
-        """Of tensor data, without padding."""
+        """Bytes of tensor data, without padding, where each tensor has its type in `types`."""
         return sum(size_of(row, types[row.tensor.name]) for row in self.rows)
 
     def file_bytes(self, types: Mapping[str, str]) -> int:
-        """Of the whole file: what the scan's levels have beside their data, and every tensor padded."""
+        """Bytes of the whole file: what the scan's levels have beside their data, and every tensor padded."""
         return self.header_bytes + sum(padded(size_of(row, types[row.tensor.name])) for row in self.rows)
 
     @property
     def header_bytes(self) -> int:
-        """Of a made file: metadata and tensor table, which do not depend on the types."""
+        """Bytes of metadata and tensor table in a made file, which do not depend on the types."""
         level = self.levels[0]
         return level.file.bytes - sum(
             padded(size_of(row, held)) for row, held in zip(self.rows, level.file.tensor_types, strict=True)
@@ -152,23 +152,23 @@ class Choices:
         return dict(zip(self.by_name, level.file.tensor_types, strict=True))
 
     @cached_property
-    def stock(self) -> dict[str, dict[str, str]]:
+    def types_by_level(self) -> dict[str, dict[str, str]]:
         """Level -> tensor -> type, of the usual levels and the measured ones, which count where both are known."""
         found = {rung.level: dict(zip(self.by_name, rung.types, strict=True)) for rung in self.result.ladder}
         found |= {level.name: self.level_types(level) for level in self.levels}
         return dict(sorted(found.items(), key=lambda pair: self.bytes_of(pair[1])))
 
     @cached_property
-    def ladder(self) -> tuple[Stock, ...]:
+    def stock(self) -> tuple[Stock, ...]:
         """The usual levels with their predictions, smallest first."""
         return tuple(
             Stock(name, self.bytes_of(types), self.expected(self.loss(types)))
-            for name, types in self.stock.items()
+            for name, types in self.types_by_level.items()
             if name in LADDER
         )
 
 
-def size_of(row: Row, type_name: str) -> int:
+def size_of(row: TensorOptions, type_name: str) -> int:
     """Bytes of the tensor as that type."""
     return TYPE_TRAITS[type_name].bytes_of(row.weights)
 
@@ -178,7 +178,7 @@ def padded(n_bytes: int) -> int:
     return -(-n_bytes // _PADDING) * _PADDING
 
 
-def loss_of(row: Row, type_name: str) -> float | None:
+def loss_of(row: TensorOptions, type_name: str) -> float | None:
     """Raw predicted KLD of the tensor as that type; None where it is not known."""
     if type_name in row.types:
         return row.losses[row.types.index(type_name)]
@@ -208,7 +208,7 @@ def _require(result: Result) -> None:
         raise UnsupportedError("no recipe: no level was measured that it could be calibrated on", "scan again")
 
 
-def _rows(result: Result) -> list[Row]:
+def _rows(result: Result) -> list[TensorOptions]:
     """Options from the predictions, made steadier and corrected by what was patched."""
     corrected = correction.factors(result)
     predicted: dict[str, dict[str, list[float | None]]] = defaultdict(lambda: defaultdict(list))
@@ -228,13 +228,15 @@ def _rows(result: Result) -> list[Row]:
             if len(values) == uses[tensor.name] and None not in values
         }
         quantizable = held != tensor.type
-        rows.append(_row(tensor, losses) if losses and quantizable else Row(tensor, quantizable, (), (), ()))
+        rows.append(_row(tensor, losses) if losses and quantizable else TensorOptions(tensor, quantizable, (), (), ()))
     return rows
 
 
-def _row(tensor: FileTensor, losses: Mapping[str, float]) -> Row:
+def _row(tensor: FileTensor, losses: Mapping[str, float]) -> TensorOptions:
     weights = math.prod(tensor.shape)
     known = {**losses, tensor.type_16bit: 0.0}
     sizes = {name: TYPE_TRAITS[name].bytes_of(weights) for name in known}
     names = sorted(known, key=lambda name: (sizes[name], -known[name]))
-    return Row(tensor, True, tuple(names), tuple(sizes[name] for name in names), tuple(known[name] for name in names))
+    return TensorOptions(
+        tensor, True, tuple(names), tuple(sizes[name] for name in names), tuple(known[name] for name in names)
+    )

@@ -78,7 +78,7 @@ def steadied(damages: Sequence[TensorDamage]) -> dict[Key, float]:
 
 
 def _steadied(rows: Sequence[TensorDamage]) -> list[float]:
-    """Of the tensors of one role."""
+    """What the first process expects over what was predicted, for each tensor of one role [rows]."""
     shared = set.intersection(*({one.type for one in row.types if one.predicted_kld} for row in rows))
     if not shared:
         return [1.0] * len(rows)

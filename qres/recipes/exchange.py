@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from qres.recipes.choices import Row, padded
+from qres.recipes.choices import TensorOptions, padded
 from qres.text.chunks import Fresh
 from qres.text.source import Source
 
@@ -29,14 +29,14 @@ class Step:
     before: str
     after: str
     bytes: int
-    """Added."""
+    """Bytes added; negative for a step down."""
     loss: float
-    """Predicted change, not calibrated."""
+    """Predicted change of the KLD, not calibrated."""
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """A step up, and one down that pays for it."""
+class Proposal:
+    """An exchange that may be worth a trial: a step up, and one down that pays for it."""
 
     up: Step
     down: Step | None
@@ -56,11 +56,13 @@ class Candidate:
 
     @property
     def steps(self) -> tuple[Step, ...]:
-        """Both."""
+        """The steps of the exchange: the one up, and the one down where there is one."""
         return (self.up, self.down) if self.down else (self.up,)
 
 
-def candidates(rows: Sequence[Row], types: Mapping[str, str], room: int, *, is_file: bool = False) -> list[Candidate]:
+def proposals(
+    rows: Sequence[TensorOptions], types: Mapping[str, str], room: int, *, is_file: bool = False
+) -> list[Proposal]:
     """All exchanges that fit, most promising first.
 
     Args:
@@ -71,9 +73,9 @@ def candidates(rows: Sequence[Row], types: Mapping[str, str], room: int, *, is_f
     """
     steps = [step for row in rows for step in _steps(row, types[row.tensor.name], is_file)]
     ups, downs = [step for step in steps if step.bytes > 0], [step for step in steps if step.bytes < 0]
-    found = [Candidate(up, None, _hope(up, None)) for up in ups if up.bytes <= room]
+    found = [Proposal(up, None, _hope(up, None)) for up in ups if up.bytes <= room]
     found += [
-        Candidate(up, down, _hope(up, down))
+        Proposal(up, down, _hope(up, down))
         for up in ups
         for down in downs
         if up.tensor != down.tensor and up.bytes + down.bytes <= room
@@ -81,7 +83,7 @@ def candidates(rows: Sequence[Row], types: Mapping[str, str], room: int, *, is_f
     return sorted(found, key=lambda one: (-one.hope, one.up.tensor, one.up.after))
 
 
-def _steps(row: Row, now: str, is_file: bool) -> Iterator[Step]:
+def _steps(row: TensorOptions, now: str, is_file: bool) -> Iterator[Step]:
     """To the options next to the present one that no smaller option beats."""
     if now not in row.types:
         return
@@ -115,13 +117,13 @@ def _hope(up: Step, down: Step | None) -> float:
 
 @dataclass(frozen=True)
 class RefineJob:
-    """What to refine."""
+    """What the worker is to refine: a recipe's types, and how far it may go."""
 
     reference: Path
-    rows: tuple[Row, ...]
+    rows: tuple[TensorOptions, ...]
     """Options of the tensors that may change."""
     types: Mapping[str, str]
-    """Of all tensors that are quantized."""
+    """Tensor -> type, of all tensors that are quantized."""
     room: int
     """Bytes that the budget has left."""
     is_file: bool
@@ -133,14 +135,14 @@ class RefineJob:
     n_ctx: int
     threads: int
     trials: int
-    """At most."""
+    """Exchanges to measure at most."""
 
 
 @dataclass(frozen=True)
 class Trial:
     """A measured exchange that was kept."""
 
-    candidate: Candidate
+    proposal: Proposal
     change: float
     change_se: float | None
 

@@ -41,9 +41,9 @@ def deviations(choices: Choices, types: Mapping[str, str], level: str) -> list[D
     Args:
         choices: Of the model.
         types: Of the file.
-        level: A key of `choices.stock`.
+        level: A key of `choices.types_by_level`.
     """
-    stock = choices.stock[level]
+    stock_types = choices.types_by_level[level]
     raw = choices.loss(types)
     factor = choices.factor(raw) if raw else 1.0
     rows = [row for row in choices.rows if row.types]
@@ -53,13 +53,13 @@ def deviations(choices: Choices, types: Mapping[str, str], level: str) -> list[D
     found = []
     for row in choices.rows:
         name = row.tensor.name
-        if types[name] == stock[name]:
+        if types[name] == stock_types[name]:
             continue
-        added = size_of(row, types[name]) - size_of(row, stock[name])
-        own, usual = loss_of(row, types[name]), loss_of(row, stock[name])
+        added = size_of(row, types[name]) - size_of(row, stock_types[name])
+        own, usual = loss_of(row, types[name]), loss_of(row, stock_types[name])
         change = None if own is None or usual is None or not row.types else (own - usual) * factor
         is_worth = None if change is None else -change >= added * price
-        found.append(Deviation(name, stock[name], types[name], added, change, added * price, is_worth))
+        found.append(Deviation(name, stock_types[name], types[name], added, change, added * price, is_worth))
     return sorted(found, key=lambda row: -abs(row.bytes_added))
 
 
@@ -106,7 +106,7 @@ def _of_gguf(choices: Choices, path: Path, wishes: Wishes) -> tuple[dict[str, st
         raise InputError(
             f"{show(path.name)}: {show(odd)} is {types[odd]}, which this qres does not know", "update qres"
         )
-    own = inventory.file_type if inventory.file_type in choices.stock else None
+    own = inventory.file_type if inventory.file_type in choices.types_by_level else None
     return types, own if own and wishes.level is None else base_level(choices, wishes)
 
 
@@ -122,7 +122,7 @@ def _of_rules(choices: Choices, path: Path, data: bytes, wishes: Wishes) -> tupl
     except InputError as error:
         raise InputError(f"{show(path.name)}: {error.message}", error.hint) from error
     level = base_level(choices, wishes)
-    types = dict(choices.stock[level])
+    types = dict(choices.types_by_level[level])
     for name, kind in dialects.apply(rules, types).items():
         row = choices.by_name[name]
         if row.quantizable:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from qres.errors import UsageError
 from qres.gguf.names import block_number
-from qres.recipes.choices import Choices, Row, loss_of
+from qres.recipes.choices import Choices, TensorOptions, loss_of
 from qres.recipes.plan import _plan, base_level, of_types
 from qres.recipes.wishes import Wishes
 from qres.records.recipe import Recipe
@@ -25,7 +25,7 @@ def keep_16bit(choices: Choices, count: int, wishes: Wishes) -> Recipe:
     """
     start = base_level(choices, wishes)
     plan = _plan(choices, wishes, start)
-    types = choices.stock[start] | {name: plan.fixed[name] for name in plan.pinned}
+    types = choices.types_by_level[start] | {name: plan.fixed[name] for name in plan.pinned}
     damage: dict[str, float] = {}
     for row in plan.rows:
         loss = loss_of(row, types[row.tensor.name])
@@ -43,7 +43,7 @@ def keep_16bit(choices: Choices, count: int, wishes: Wishes) -> Recipe:
     return of_types(choices, types, f"{start} with {count} at 16 bit", start, wishes, plan)
 
 
-def layer_of(row: Row) -> str:
+def layer_of(row: TensorOptions) -> str:
     """`layer 3`, or the name of a tensor outside the layers."""
     block = block_number(row.tensor.name)
     return row.tensor.name.removesuffix(".weight") if block is None else f"layer {block}"

@@ -11,7 +11,7 @@ from qres import levels
 from qres.errors import UsageError
 from qres.recipes.allocate import Allocation, allocate
 from qres.recipes.budget import Budget
-from qres.recipes.choices import Choices, Row, loss_of, padded, size_of
+from qres.recipes.choices import Choices, TensorOptions, loss_of, padded, size_of
 from qres.recipes.wishes import Wishes
 from qres.records.recipe import RECIPE_VERSION, Expected, PlannedTensor, Recipe, Selection, Stock
 from qres.version import __version__
@@ -26,7 +26,7 @@ NEAR = 1.005
 class _Plan:
     """Options as they are after the wishes, and what there is to say about them."""
 
-    rows: list[Row]
+    rows: list[TensorOptions]
     fixed: dict[str, str]
     """Types that are not chosen."""
     pinned: dict[str, None] = field(default_factory=dict)
@@ -82,7 +82,7 @@ def base_level(choices: Choices, wishes: Wishes) -> str:
     """
     if wishes.level is None:
         return choices.levels[0].name
-    known = choices.stock
+    known = choices.types_by_level
     if wishes.level not in known:
         raise UsageError(f"the result knows no level {wishes.level!r}", f"take one of {', '.join(known)}")
     return wishes.level
@@ -94,7 +94,7 @@ def _limit(choices: Choices, budget: Budget, start: str) -> int:
         return budget.file_bytes - choices.header_bytes
     if budget.bpw is not None:
         return int(budget.bpw * choices.n_weights / 8)
-    known = choices.stock
+    known = choices.types_by_level
     wanted = budget.level or start
     if wanted not in known:
         raise UsageError(f"{budget.text}: the result does not know that level", f"take one of {', '.join(known)}")
@@ -103,7 +103,7 @@ def _limit(choices: Choices, budget: Budget, start: str) -> int:
 
 def _plan(choices: Choices, wishes: Wishes, start: str) -> _Plan:
     """Apply the pins; what cannot be chosen has the type of the level that recipes start from."""
-    held = choices.stock[start]
+    held = choices.types_by_level[start]
     plan = _Plan([], {})
     matched = [0] * len(wishes.pins)
     for row in choices.rows:
@@ -230,7 +230,7 @@ def _counted(text: str, chunks: int) -> str:
     return text if "chunks" in text else f"{text}, {chunks} chunk{'s' if chunks > 1 else ''}"
 
 
-def _planned(row: Row, type_name: str, expected: Expected | None, plan: _Plan) -> PlannedTensor:
+def _planned(row: TensorOptions, type_name: str, expected: Expected | None, plan: _Plan) -> PlannedTensor:
     loss = loss_of(row, type_name)
     factor = expected.factor if expected else 1.0
     return PlannedTensor(
@@ -247,12 +247,12 @@ def _planned(row: Row, type_name: str, expected: Expected | None, plan: _Plan) -
 def _nearest(choices: Choices, types: Mapping[str, str]) -> str:
     """The level that llama.cpp makes of nearest size, for `general.file_type`."""
     size = choices.bytes_of(types)
-    return min(choices.ladder, key=lambda row: abs(row.bytes - size)).level
+    return min(choices.stock, key=lambda row: abs(row.bytes - size)).level
 
 
 def _stock(choices: Choices, size: int) -> tuple[Stock, ...]:
     """The level of equal size, which is the largest that is not larger, and the next one up."""
-    rows = choices.ladder
+    rows = choices.stock
     equal = [row for row in rows if row.bytes <= size * NEAR] or rows[:1]
     # Of levels of about one size the better one is the fair rival.
     best = min(

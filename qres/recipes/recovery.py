@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from qres import levels
 from qres.recipes.allocate import allocate
-from qres.recipes.choices import Choices, Row, loss_of, size_of
+from qres.recipes.choices import Choices, TensorOptions, loss_of, size_of
 from qres.recipes.keep_layers import layer_of
 from qres.records.recipe import Recovery
 from qres.records.result import Level
@@ -51,11 +51,13 @@ def _recovery(choices: Choices, level: Level, types: Mapping[str, str], share: f
     )
 
 
-def _option(row: Row, type_name: str) -> tuple[int, float]:
+def _option(row: TensorOptions, type_name: str) -> tuple[int, float]:
     return size_of(row, type_name), loss_of(row, type_name) or 0.0
 
 
-def _by_layers(rows: list[Row], held: list[tuple[int, float]], left: float) -> tuple[tuple[str, ...], int | None]:
+def _by_layers(
+    rows: list[TensorOptions], held: list[tuple[int, float]], left: float
+) -> tuple[tuple[str, ...], int | None]:
     """Whole layers at 16 bit, the cheapest set of them."""
     added: dict[str, int] = defaultdict(int)
     damage: dict[str, float] = defaultdict(float)
@@ -87,8 +89,8 @@ def _ladder(choices: Choices, types: Mapping[str, str], left: float) -> int | No
     """Bytes beside the level's where the line through the level and better ones reaches this damage."""
     start = choices.bytes_of(types)
     points = [(start, choices.loss(types) or 0.0)]
-    for name, stock in choices.stock.items():
-        size, loss = choices.bytes_of(stock), choices.loss(stock)
+    for name, better in choices.types_by_level.items():
+        size, loss = choices.bytes_of(better), choices.loss(better)
         if name in levels.LADDER and size > points[-1][0] and loss and loss < points[-1][1]:
             points.append((size, loss))
     for (a, more), (b, less) in pairwise(points):

@@ -104,7 +104,7 @@ def _record(result: Refined) -> Refinement:
 
 
 def _exchange(trial: Trial) -> Exchange:
-    up, down = trial.candidate.up, trial.candidate.down
+    up, down = trial.proposal.up, trial.proposal.down
     return Exchange(
         raised=up.tensor,
         raised_from=up.before,
@@ -112,7 +112,7 @@ def _exchange(trial: Trial) -> Exchange:
         lowered=down.tensor if down else "",
         lowered_from=down.before if down else "",
         lowered_to=down.after if down else "",
-        predicted_change=trial.candidate.loss,
+        predicted_change=trial.proposal.loss,
         measured_change=trial.change,
         measured_change_se=trial.change_se,
     )

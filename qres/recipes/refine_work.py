@@ -21,7 +21,7 @@ from qres.metrics.means import ChunkMean, paired_se
 from qres.metrics.output import Scored, score, score_reference
 from qres.native import blocks
 from qres.native.session import Session, SessionOptions
-from qres.recipes.exchange import Refined, RefineJob, Step, Trial, candidates
+from qres.recipes.exchange import Refined, RefineJob, Step, Trial, proposals
 from qres.text.chunks import Chunk
 
 Floats = npt.NDArray[np.float32]
@@ -56,7 +56,7 @@ def _search(job: RefineJob, model: _Rounded, before: ChunkMean, found: Refined, 
     room, failures = job.room, 0
     failed: Counter[Step] = Counter()
     seen: set[tuple[Step, ...]] = set()
-    queue = candidates(job.rows, found.types, room, is_file=job.is_file)
+    queue = proposals(job.rows, found.types, room, is_file=job.is_file)
     while found.tried < job.trials and failures < PATIENCE:
         left = [one for one in queue if one.steps not in seen]
         if not left:
@@ -73,7 +73,7 @@ def _search(job: RefineJob, model: _Rounded, before: ChunkMean, found: Refined, 
             found.kept.append(Trial(one, change, se))
             found.types |= {step.tensor: step.after for step in one.steps}
             before, room, failures = after, room - one.bytes, 0
-            queue = candidates(job.rows, found.types, room, is_file=job.is_file)
+            queue = proposals(job.rows, found.types, room, is_file=job.is_file)
         else:
             failures += 1
             failed.update(one.steps)

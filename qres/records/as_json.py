@@ -136,11 +136,11 @@ def reference_path(path: Path) -> str | None:
         return None
 
 
-class _Model(msgspec.Struct):
+class _AboutReference(msgspec.Struct):
     path: str
 
 
 class _About(msgspec.Struct):
     """Just enough to tell which model a result is about."""
 
-    reference: _Model
+    reference: _AboutReference

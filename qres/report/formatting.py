@@ -145,5 +145,4 @@ def _decimals(value: float, digits: int) -> int:
 
 
 def _minus(text: str) -> str:
-    """Typographic minus signs."""
     return text.replace("-", MINUS)

@@ -48,7 +48,7 @@ class Forced:
     errors: tuple[Floats, ...]
     """M + 1 arrays [n_tokens, n_embd]: error of the embedding, then of each branch."""
     logits: Floats
-    """Of the quantized head on the reference's last stream point: the head's own error. Valid until the next decode."""
+    """Logits of the quantized head on the reference's last stream point: its own error. Valid until the next decode."""
 
 
 class _GraphTap:

@@ -58,9 +58,9 @@ class ReferenceNorms:
     """Norms of a reference snapshot, computed once and used for every level."""
 
     stream: tuple[Doubles, ...]
-    """M + 1 arrays [n_tokens]."""
+    """Norm of the stream after the embedding and after each branch, per token: M + 1 arrays [n_tokens]."""
     branches: tuple[Doubles, ...]
-    """M arrays [n_tokens]."""
+    """Norm of what each branch adds, per token: M arrays [n_tokens]."""
     plain: Mask
     """Tokens without massive activations [n_tokens]."""
 

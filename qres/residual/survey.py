@@ -140,7 +140,7 @@ def _weight(graph: Graph, node: Node, weights: frozenset[str]) -> str:
 
 
 def _input_absmax(graph: Graph, node: Node, absmax: Sequence[float | None]) -> float | None:
-    """Of what a matmul multiplies its weight with."""
+    """Largest magnitude of what a matmul multiplies its weight with."""
     if node.op not in _MATMULS:
         return None
     source = graph.root(node.sources[1])

@@ -22,7 +22,7 @@ from qres.gguf.inventory import Inventory
 from qres.native.graph import Graph
 from qres.native.session import Session
 from qres.residual.map import ResidualMap
-from qres.sensitivity.collector import Collector, Inputs, empty
+from qres.sensitivity.collector import Collector, InputSquares, empty
 from qres.sensitivity.damage import Use, damage
 from qres.sensitivity.prediction import PredictionSums, Sums, TensorSums, added
 from qres.sensitivity.replay.graph import Replay, Run, Seeds, State
@@ -36,7 +36,7 @@ Floats = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Request:
-    """What to predict."""
+    """What to predict, of which tensors and types, and how exactly."""
 
     types: Mapping[str, tuple[str, ...]]
     """Tensor -> types to predict, all of which fit its rows."""
@@ -45,7 +45,7 @@ class Request:
     draws: int
     device: str
     dtype: str
-    """Of products within backward: `float32`, `bfloat16`, or `auto` for the faster one.
+    """Type of the products within backward: `float32`, `bfloat16`, or `auto` for the faster one.
 
     The check of the replay is always in float32.
     """
@@ -61,7 +61,7 @@ def predict(
     rmap: ResidualMap | None,
     request: Request,
     listener: Listener,
-    inputs: Inputs | None = None,
+    inputs: InputSquares | None = None,
 ) -> PredictionSums:
     """Predict the KLD of giving each tensor each type.
 
@@ -104,7 +104,7 @@ class _Adjoint:
         rmap: ResidualMap | None,
         request: Request,
         listener: Listener,
-        inputs: Inputs | None,
+        inputs: InputSquares | None,
     ) -> None:
         self.reference, self.rmap, self.request, self.listener = reference, rmap, request, listener
         self.weights = Weights(inventory, torch.device(request.device), request.threads)

@@ -19,7 +19,7 @@ Floats = npt.NDArray[np.float32]
 
 
 @dataclass
-class Inputs:
+class InputSquares:
     """Sums of the squares of what goes into each matrix, for an importance matrix."""
 
     sums: dict[str, Floats]
@@ -29,7 +29,7 @@ class Inputs:
 
 
 class Collector:
-    """What one piece's matrices were given in one chunk, and what came back to them."""
+    """The `products.ProductTap` that keeps what one piece's matrices were given in one chunk, and what came back."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Collector:
         dtype: torch.dtype,
         head: int | None,
         lse: Tensor,
-        inputs: Inputs | None,
+        inputs: InputSquares | None,
     ) -> None:
         """Begin a piece of one chunk.
 
@@ -56,7 +56,7 @@ class Collector:
         self._known: dict[tuple[int, tuple[int, ...]], Use] = {}
 
     def enters(self, site: Site, x: Tensor) -> None:
-        """Part of `linear.Tap`."""
+        """Keep what goes into a matrix, and sum its squares for an importance matrix."""
         x = x.detach()
         if self._inputs is not None:
             _sum_squares(self._inputs, site, self._weights.shape(site.tensor)[0], x)
@@ -75,7 +75,7 @@ class Collector:
         self._uses[site] = replace(self._known[place], gradients=[])
 
     def product(self, site: Site, x: Tensor, g: Tensor) -> None:
-        """Part of `linear.Tap`."""
+        """Keep the gradient that came back to a product, less what came by way of an attention's averages."""
         if not self._types.get(site.tensor) or site.node == self._head:
             return
         if site.picks_rows and site not in self._uses:
@@ -86,18 +86,18 @@ class Collector:
         use.gradients.append(g.to(self._dtype))
 
     def averages(self, site: Site, mixing: Mixing) -> None:
-        """Part of `linear.Tap`."""
+        """Note how an attention averages what a matrix makes."""
         if site in self._uses:
             low = replace(mixing, weights=mixing.weights.to(self._dtype))
             self._uses[site] = replace(self._uses[site], mixing=low)
 
     def averaged(self, site: Site, g: Tensor) -> None:
-        """Part of `linear.Tap`."""
+        """Keep the gradient that came back to these averages."""
         if site in self._uses:
             self._uses[site].averaged.append(g)
 
     def uses(self) -> dict[Site, Use]:
-        """By site; without those that no gradient came back to."""
+        """Each site's use in the chunk; without those that no gradient came back to."""
         return {site: _trimmed(use) for site, use in self._uses.items() if use.gradients or use.lse is not None}
 
 
@@ -133,11 +133,11 @@ def _rows(use: Use, at: Tensor) -> Use:
 
 
 def empty(like: Use) -> Use:
-    """Of a chunk that did not use a matrix: no token went to that expert."""
+    """The use of a matrix in a chunk that did not use it, as an expert that no token went to: no rows."""
     return _rows(like, torch.empty(0, dtype=torch.int64, device=like.x.device))
 
 
-def _sum_squares(inputs: Inputs, site: Site, matrices: int, x: Tensor) -> None:
+def _sum_squares(inputs: InputSquares, site: Site, matrices: int, x: Tensor) -> None:
     sums = inputs.sums.setdefault(site.tensor, np.zeros((matrices, x.shape[1]), np.float32))
     counts = inputs.counts.setdefault(site.tensor, np.zeros(matrices, np.float32))
     sums[site.matrix] += x.square().sum(dim=0).cpu().numpy()

@@ -45,11 +45,11 @@ class Use:
     gradients: list[Tensor] = field(default_factory=list)
     """One per label draw: [n, rows], or [n, weights per row] for picked rows."""
     mixing: Mixing | None = None
-    """Of a matrix that makes the values of an attention; gradients are then what is left beside that attention."""
+    """How an attention averages what the matrix makes; gradients are then what is left beside that attention."""
     averaged: list[Tensor] = field(default_factory=list)
     """With mixing, gradients of the attention's averages [n3, tokens, heads, dv], one per draw."""
     lse: Tensor | None = None
-    """Of the output matrix: log sum exp of the logits at the scored positions [n]; there are no gradients then."""
+    """For the output matrix, log sum exp of the logits at the scored positions [n]; there are no gradients then."""
 
 
 def rounding_block(type_name: str) -> int | None:
@@ -143,7 +143,7 @@ def _of_product(work: _Quantized, uses: Sequence[Use], dtype: torch.dtype) -> Su
     effects = {
         name: [[torch.zeros(len(u.x), device=u.x.device) for _ in u.gradients] for u in uses] for name in work.types
     }
-    inputs = [_Rounded(use, dtype) for use in uses]
+    inputs = [_RoundedInput(use, dtype) for use in uses]
     for start, stop, exact in work.blocks(whole=any(use.mixing is not None for use in uses)):
         own = _own_rounding(inputs, exact.to(dtype))
         for name, error in work.errors(exact):
@@ -162,7 +162,7 @@ def _of_product(work: _Quantized, uses: Sequence[Use], dtype: torch.dtype) -> Su
     }
 
 
-class _Rounded:
+class _RoundedInput:
     """One chunk's input as it is, and rounded to 8 bits in blocks, in the type of the products."""
 
     def __init__(self, use: Use, dtype: torch.dtype) -> None:
@@ -171,12 +171,12 @@ class _Rounded:
         self.rounded = {block: self.exact + error for block, error in self.error.items()}
 
 
-def _own_rounding(inputs: Sequence[_Rounded], exact: Tensor) -> list[dict[int, Tensor]]:
+def _own_rounding(inputs: Sequence[_RoundedInput], exact: Tensor) -> list[dict[int, Tensor]]:
     """What rounding each input does to the output of the exact matrix [n, rows], by block."""
     return [{block: (error @ exact.T).to(torch.float32) for block, error in one.error.items()} for one in inputs]
 
 
-def _output_error(x: _Rounded, error: Tensor, name: str, own: Mapping[int, Tensor]) -> Tensor:
+def _output_error(x: _RoundedInput, error: Tensor, name: str, own: Mapping[int, Tensor]) -> Tensor:
     """Error of the output [n, rows] with weights that are off by `error`, and the input rounded for their type."""
     block = rounding_block(name)
     if block is None or block not in own:
@@ -211,7 +211,7 @@ def _of_head(work: _Quantized, uses: Sequence[Use], dtype: torch.dtype) -> Sums:
         name: [torch.zeros(2, len(use.x), dtype=torch.float64, device=use.x.device) for use in uses]
         for name in work.types
     }
-    inputs = [_Rounded(use, dtype) for use in uses]
+    inputs = [_RoundedInput(use, dtype) for use in uses]
     for _, _, exact in work.blocks():
         p = [torch.exp(use.x @ exact.T - use.lse[:, None]) for use in uses if use.lse is not None]
         own = _own_rounding(inputs, exact.to(dtype))

@@ -32,7 +32,7 @@ class PredictionSums:
     replay_nmse: float | None = None
     limit: float = 0.0
     dtype: str = ""
-    """Of the products within backward."""
+    """Type of the products within backward: `float32` or `bfloat16`."""
     counts: list[int] = field(default_factory=list)
     """Scored positions of each chunk."""
     elapsed_s: float = 0.0
@@ -40,7 +40,7 @@ class PredictionSums:
 
     @property
     def used(self) -> bool:
-        """There are predictions."""
+        """Whether there are predictions: there is no `reason` against them."""
         return not self.reason
 
     def kld(self, sums: Sequence[Sequence[float]]) -> tuple[float, float | None]:

@@ -63,7 +63,7 @@ def trust(units: Sequence[Unit], drawn: Collection[str]) -> Trust | None:
 
 
 def _slope(x: Sequence[float], y: Sequence[float]) -> float | None:
-    """Of the least-squares line of y over x; None below 4 pairs or where x does not vary."""
+    """Slope of the least-squares line of y over x; None below 4 pairs or where x does not vary."""
     if len(x) < 4 or max(x) == min(x):
         return None
     return float(np.polyfit(x, y, 1)[0])

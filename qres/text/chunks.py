@@ -178,7 +178,7 @@ class Fresh:
     """Chunks that took no part in what is to be checked with them."""
 
     name: str
-    """Of the source, and how many."""
+    """Name of the source, and how many chunks of it."""
     chunks: tuple[Chunk, ...]
 
 

@@ -26,7 +26,7 @@ from qres.cli import inspect_view
 from qres.cli.program import main
 from qres.gguf import bpw_gap, claims, inspection, model_file
 from qres.gguf.inspection import Inspection, inspect
-from qres.gguf.magnitudes import TensorValues
+from qres.gguf.magnitudes import Magnitudes
 from tests.tiny import write_llama
 
 REPO = Path(__file__).parents[2]
@@ -680,8 +680,8 @@ def test_inspecting_loads_nothing_that_computes(tmp_path: Path) -> None:
 
 def test_values_are_part_of_the_verdict_only_when_broken(tmp_path: Path) -> None:
     inventory = model_file.read(put(tmp_path / "m.gguf"))
-    fine = tuple(TensorValues(name, absmax=70000.0) for name in MODEL)
+    fine = tuple(Magnitudes(name, absmax=70000.0) for name in MODEL)
     assert inspect(inventory, fine).verdict.role == "reference"
-    broken = (*fine[:2], TensorValues(NORM, n_inf=3, first_bad=0), TensorValues("x", n_nan=1, first_bad=0))
+    broken = (*fine[:2], Magnitudes(NORM, n_inf=3, first_bad=0), Magnitudes("x", n_nan=1, first_bad=0))
     assert inspect(inventory, broken).verdict.reason == f"NaN or infinities in {NORM} and 1 more tensors"
     assert claims.main_type(inventory) == "F16"

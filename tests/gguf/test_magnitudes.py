@@ -15,7 +15,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter, quants
 from qres.errors import InputError
 from qres.gguf import magnitudes, model_file
 from qres.gguf.inventory import Inventory
-from qres.gguf.magnitudes import TensorValues, scan
+from qres.gguf.magnitudes import Magnitudes, scan
 from qres.levels import F16_MAX
 
 Bits = npt.NDArray[Any]
@@ -45,10 +45,10 @@ def as_float64(kind: str, bits: Bits) -> npt.NDArray[np.float64]:
         return np.asarray(bits.view(bits.dtype.str.replace("u", "f")), np.float64)
 
 
-def expected(name: str, values: npt.NDArray[np.float64]) -> TensorValues:
+def expected(name: str, values: npt.NDArray[np.float64]) -> Magnitudes:
     """The same by plain numpy."""
     bad = ~np.isfinite(values)
-    return TensorValues(
+    return Magnitudes(
         tensor=name,
         absmax=float(np.abs(values[~bad]).max(initial=0.0)),
         n_nan=int(np.isnan(values).sum()),
@@ -112,7 +112,7 @@ def test_the_index_of_the_first_bad_value_counts_through_the_tensor(tmp_path: Pa
     values = np.ones(10_000_000, np.float16)  # more than one piece
     values[[9_999_990, 9_999_991]] = np.inf, np.nan
     (found,) = scan(write(tmp_path / "m.gguf", {"w": ("F16", values)}), threads=2)
-    assert found == TensorValues("w", absmax=1.0, n_nan=1, n_inf=1, first_bad=9_999_990)
+    assert found == Magnitudes("w", absmax=1.0, n_nan=1, n_inf=1, first_bad=9_999_990)
 
 
 # ---------------------------------------------------------------- quantized
@@ -144,7 +144,7 @@ def test_a_broken_scale_is_found(tmp_path: Path) -> None:
 
 def test_empty_tensors_and_files(tmp_path: Path) -> None:
     tensors = {"none": ("F16", np.zeros(0, np.uint16)), "one": ("F16", np.full(1, 0x3C00, np.uint16))}
-    assert scan(write(tmp_path / "m.gguf", tensors)) == (TensorValues("none"), TensorValues("one", absmax=1.0))
+    assert scan(write(tmp_path / "m.gguf", tensors)) == (Magnitudes("none"), Magnitudes("one", absmax=1.0))
     assert scan(write(tmp_path / "empty.gguf", {})) == ()
 
 
@@ -173,7 +173,7 @@ def test_a_truncated_file_is_looked_at_as_far_as_it_goes(tmp_path: Path) -> None
     with path.open("r+b") as file:
         file.truncate(path.stat().st_size - 4)
     found = scan(model_file.read(path, tolerant=True))
-    assert found == (TensorValues("a", 1.0), TensorValues("b", not_checked="the file ends before it does"))
+    assert found == (Magnitudes("a", 1.0), Magnitudes("b", not_checked="the file ends before it does"))
 
 
 def test_a_file_that_is_cut_off_or_gone_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,6 +236,6 @@ def test_several_files(tmp_path: Path) -> None:
     ],
 )
 def test_range_of_f16(absmax: float, near: bool, beyond: bool) -> None:
-    values = TensorValues("w", absmax=absmax)
+    values = Magnitudes("w", absmax=absmax)
     assert (values.near_f16, values.beyond_f16) == (near, beyond)
     assert np.finfo(np.float16).max == F16_MAX

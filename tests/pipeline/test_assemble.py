@@ -15,7 +15,7 @@ from qres.files import stamp
 from qres.gguf import difference, magnitudes, model_file
 from qres.gguf.format.tensor import Tensor
 from qres.gguf.inventory import Inventory
-from qres.gguf.magnitudes import TensorValues
+from qres.gguf.magnitudes import Magnitudes
 from qres.levels import F16_MAX, PREDICTED
 from qres.measure.job import Measured, MeasuredLevel
 from qres.pipeline import assemble, sizes
@@ -80,7 +80,7 @@ def inputs(model: Inventory, *names: str, **changes: Any) -> Inputs:  # noqa: AN
     plain = Inputs(
         reference=model,
         levels=tuple(Candidate(name, model) for name in names or ("Q4_K_M",)),
-        values=tuple(TensorValues(tensor.name, 1.0) for tensor in model.tensors),
+        values=tuple(Magnitudes(tensor.name, 1.0) for tensor in model.tensors),
         broken={},
         shared=(),
         memory={512: (1000, 2000)},
@@ -262,7 +262,7 @@ def test_result_without_advice(model: Inventory, ppl: float | None, absurd: bool
 
 
 def test_result_names_the_broken_tensors_of_each_model(model: Inventory) -> None:
-    values = tuple(TensorValues(t.name, 1.0, n_nan=int(t.name == DOWN)) for t in model.tensors)
+    values = tuple(Magnitudes(t.name, 1.0, n_nan=int(t.name == DOWN)) for t in model.tensors)
     found = result(
         model,
         measured(measured_level("a"), measured_level("b"), non_finite=(broken(model="reference"), broken(model="a"))),
@@ -279,7 +279,7 @@ def test_result_names_the_broken_tensors_of_each_model(model: Inventory) -> None
 
 
 def test_result_with_infinite_values_counts_them_as_broken(model: Inventory) -> None:
-    values = tuple(TensorValues(t.name, 1.0, n_inf=int(t.name == DOWN)) for t in model.tensors)
+    values = tuple(Magnitudes(t.name, 1.0, n_inf=int(t.name == DOWN)) for t in model.tensors)
     (row,) = result(model, measured(non_finite=(broken(model="reference"),)), values=values).non_finite
     assert row.broken_weights == (DOWN,)
 
@@ -327,8 +327,8 @@ def test_warning_of_positions_that_are_left_out(model: Inventory) -> None:
 # ---------------------------------------------------------------- beyond 16-bit float
 
 
-def with_absmax(model: Inventory, absmax: dict[str, float]) -> tuple[TensorValues, ...]:
-    return tuple(TensorValues(t.name, absmax.get(t.name, 1.0)) for t in model.tensors)
+def with_absmax(model: Inventory, absmax: dict[str, float]) -> tuple[Magnitudes, ...]:
+    return tuple(Magnitudes(t.name, absmax.get(t.name, 1.0)) for t in model.tensors)
 
 
 def test_extremes_are_the_largest_first(model: Inventory) -> None:

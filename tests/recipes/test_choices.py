@@ -273,15 +273,15 @@ def test_levels_are_smallest_first_and_have_all_tensors() -> None:
     assert found.level_types(found.levels[0]) == Q4
 
 
-def test_stock_is_by_size_and_measured_types_count() -> None:
+def test_types_by_level_are_by_size_and_measured_types_count() -> None:
     changed = {**Q4, OUT_0: "Q5_K"}
     result = replace(ex.example(), levels=(ex.level("Q4_K_M", 0.005, changed), ex.level("mine", 0.1, LADDER["Q4_0"])))
-    stock = Choices(result).stock
-    assert stock["Q4_K_M"] == changed
-    assert stock["Q5_K_M"] == LADDER["Q5_K_M"]
-    assert stock["mine"] == LADDER["Q4_0"]
-    assert set(stock) == {*LADDER, "mine"}
-    sizes = [ex.data_bytes(types) for types in stock.values()]
+    found = Choices(result).types_by_level
+    assert found["Q4_K_M"] == changed
+    assert found["Q5_K_M"] == LADDER["Q5_K_M"]
+    assert found["mine"] == LADDER["Q4_0"]
+    assert set(found) == {*LADDER, "mine"}
+    sizes = [ex.data_bytes(types) for types in found.values()]
     assert sizes == sorted(sizes)
 
 

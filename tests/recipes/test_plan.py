@@ -604,7 +604,7 @@ def test_levels_beside_a_recipe_that_is_smaller_than_all(choices: Choices) -> No
 
 def test_stock_has_the_usual_levels_smallest_first() -> None:
     result = replace(ex.example(), levels=(*ex.example().levels, ex.level("mine", 0.1, LADDER["Q4_0"])))
-    found = list(Choices(result).ladder)
+    found = list(Choices(result).stock)
     assert [row.level for row in found] == ["Q2_K", "Q4_0", "Q4_K_S", "Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0"]
     assert found[0].predicted is None
 

@@ -19,7 +19,7 @@ from qres.native import blocks, worker
 from qres.native.quantizer import quantize
 from qres.native.session import Session, SessionOptions
 from qres.recipes import budget, exchange, files, plan, refine, refine_work
-from qres.recipes.choices import Row
+from qres.recipes.choices import TensorOptions
 from qres.recipes.exchange import Refined, RefineJob
 from qres.recipes.refine import RefineOptions
 from qres.recipes.wishes import Wishes
@@ -50,7 +50,9 @@ def tied(scanned: Scanned, tmp_path_factory: pytest.TempPathFactory) -> Inventor
     return model_file.read(trained.write(tmp_path_factory.mktemp("tied") / "tied.gguf", weights))
 
 
-def job(inventory: Inventory, types: Mapping[str, str], source: Source, options: Sequence[Row] = ()) -> RefineJob:
+def job(
+    inventory: Inventory, types: Mapping[str, str], source: Source, options: Sequence[TensorOptions] = ()
+) -> RefineJob:
     """A job that tries nothing: only the types as they are."""
     return RefineJob(
         reference=inventory.path,
@@ -258,7 +260,7 @@ def test_exchanges_stay_within_a_budget_of_file_bytes(scanned: Scanned, monkeypa
     types, options = types_of(recipe), [row for row in scanned.choices.rows if row.types]
     changes = [
         (file_bytes(types | {step.tensor: step.after for step in one.steps}) - file_bytes(types), one.bytes)
-        for one in exchange.candidates(options, types, room=30_000)
+        for one in exchange.proposals(options, types, room=30_000)
     ]
     more = next(weights for padded, weights in changes if 0 < weights < padded)  # the weights alone would fit
     limit = file_bytes(types) + more
@@ -267,7 +269,7 @@ def test_exchanges_stay_within_a_budget_of_file_bytes(scanned: Scanned, monkeypa
     with pytest.raises(_JobKnown) as known:
         refine.refine(scanned.choices, found, Wishes(), scanned.original, settings, Logged())
     given = known.value.job
-    for one in exchange.candidates(given.rows, given.types, given.room, is_file=given.is_file):
+    for one in exchange.proposals(given.rows, given.types, given.room, is_file=given.is_file):
         assert file_bytes(types | {step.tensor: step.after for step in one.steps}) <= limit, one
 
 

@@ -301,7 +301,7 @@ def test_places_spread_the_branches_of_a_layer() -> None:
 
 
 def test_ledger_parts_add_up_to_one() -> None:
-    rows = [row for row in stream.ledger(example()) if row["level"] == "Q4_K_M"]
+    rows = [row for row in stream.ledgers(example()) if row["level"] == "Q4_K_M"]
     assert sum(row["value"] for row in rows) == pytest.approx(1)
 
 

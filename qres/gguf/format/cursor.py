@@ -33,7 +33,7 @@ class Problem:
         return self.error(f"{show(path)} is {self.message}", self.hint)
 
 
-class DamageError(Exception):
+class CorruptError(Exception):
     """Ends the reading of one row; never leaves the reader.
 
     Attributes:
@@ -45,9 +45,9 @@ class DamageError(Exception):
         self.problem = problem
 
 
-def damage(what: str) -> DamageError:
+def corrupt(what: str) -> CorruptError:
     """For bytes that contradict themselves."""
-    return DamageError(Problem(f"damaged: {what}"))
+    return CorruptError(Problem(f"damaged: {what}"))
 
 
 class Cursor:
@@ -86,7 +86,7 @@ class Cursor:
         """The next bytes.
 
         Raises:
-            DamageError: that many are not left.
+            CorruptError: that many are not left.
         """
         if n_bytes > self.left:
             raise self.cut_off(n_bytes)
@@ -105,13 +105,13 @@ class Cursor:
         """Compare a count of things of at least `width` bytes with the bytes that are left.
 
         Raises:
-            DamageError: they cannot be there.
+            CorruptError: they cannot be there.
         """
         if count > self.left // width:
             claim = f"it claims {count} {what}, {self.left} bytes are left"
-            raise DamageError(Problem(f"damaged or truncated: {claim}"))
+            raise CorruptError(Problem(f"damaged or truncated: {claim}"))
 
-    def cut_off(self, n_bytes: int) -> DamageError:
+    def cut_off(self, n_bytes: int) -> CorruptError:
         """For a read past the end of the file."""
         need = f"{self.where} needs {n_bytes} bytes, {self.left} of {self.size} are left"
-        return DamageError(Problem(f"damaged or truncated: {need}"))
+        return CorruptError(Problem(f"damaged or truncated: {need}"))

@@ -22,7 +22,7 @@ from typing import BinaryIO
 
 from qres.errors import InputError, UnsupportedError
 from qres.gguf.format import foreign
-from qres.gguf.format.cursor import DOWNLOAD_AGAIN, Cursor, DamageError, Problem
+from qres.gguf.format.cursor import DOWNLOAD_AGAIN, CorruptError, Cursor, Problem
 from qres.gguf.format.metadata import Value
 from qres.gguf.format.tables import read_tables
 from qres.gguf.format.tensor import Tensor
@@ -111,7 +111,7 @@ def parse(file: BinaryIO, size: int, path: Path, shard: int = 0) -> Header:
         version = cursor.number("<I")
         _check_version(version, path)
         n_tensors, n_values = cursor.number("<Q"), cursor.number("<Q")
-    except DamageError as cut_off:
+    except CorruptError as cut_off:
         raise cut_off.problem.exception(path) from None
     metadata, tensors, problems = read_tables(cursor, n_values, n_tensors, shard)
     return Header(version, metadata, tensors, size, problems)

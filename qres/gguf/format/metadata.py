@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from qres.gguf.format.cursor import Cursor, DamageError, Problem, damage
+from qres.gguf.format.cursor import CorruptError, Cursor, Problem, corrupt
 
 SCALARS = {
     0: ("uint8", "<B"),
@@ -52,9 +52,9 @@ class Digest:
     element_type: str
     """`string`, `float32`, ..., `array` for nested arrays; `byte` for a long string."""
     sha256: str
-    """Of the value's bytes in the file: equal digests mean equal values."""
+    """Hash of the value's bytes in the file: equal digests mean equal values."""
     offset: int = field(default=0, compare=False)
-    """Of the first element, from the start of its file."""
+    """Byte at which the first element begins, from the start of its file."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def read_value(cursor: Cursor, type_id: int) -> Value | bytes:
     """The value of that type at the cursor; a string as its bytes.
 
     Raises:
-        DamageError: no such type, or a value that cannot be.
+        CorruptError: no such type, or a value that cannot be.
     """
     if type_id in SCALARS:
         value: Value = struct.unpack(SCALARS[type_id][1], cursor.take(WIDTHS[type_id]))[0]
@@ -91,7 +91,7 @@ def read_value(cursor: Cursor, type_id: int) -> Value | bytes:
     raise UnknownTypeError(cursor, type_id)
 
 
-class UnknownTypeError(DamageError):
+class UnknownTypeError(CorruptError):
     """A value type that this version does not know, so the length of the value is unknown, too.
 
     Attributes:
@@ -146,7 +146,7 @@ def _elements(cursor: Cursor, type_id: int, count: int, digest: hashlib._Hash, d
     cursor.check_count(count, WIDTHS[type_id], f"elements in {cursor.where}")
     limit = {STRING: _MAX_STRINGS, ARRAY: _MAX_ARRAYS}.get(type_id, _MAX_SCALARS)
     if count > limit or depth > _MAX_NESTING:
-        raise damage(f"{cursor.where} is an array of {count} elements, nested {depth} deep")
+        raise corrupt(f"{cursor.where} is an array of {count} elements, nested {depth} deep")
     if type_id in SCALARS:
         return _hash(cursor, count * WIDTHS[type_id], digest)
     if type_id == STRING:

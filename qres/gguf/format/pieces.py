@@ -41,7 +41,7 @@ class _Set:
 
     @property
     def indices(self) -> range:
-        """Of all pieces known to exist."""
+        """Indices of all pieces known to exist, found or not."""
         first = min(*self.found, 0 if self._is_lettered else 1)
         return range(first, max(max(self.found) + 1, first + (self.count or 0)))
 

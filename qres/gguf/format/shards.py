@@ -32,7 +32,7 @@ class Shards:
 
     paths: tuple[Path, ...]
     headers: tuple[Header, ...]
-    """One per path."""
+    """The header of each path, in the same order."""
     tensors: tuple[Tensor, ...]
     """Over all files; `Tensor.shard` counts in `paths`."""
     count: int

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from qres.gguf.format import resync
-from qres.gguf.format.cursor import Cursor, DamageError, Problem, damage
+from qres.gguf.format.cursor import CorruptError, Cursor, Problem, corrupt
 from qres.gguf.format.metadata import UnknownTypeError, Unreadable, Value, read_value
-from qres.gguf.format.tensor import Row, Tensor, layout_problems
+from qres.gguf.format.tensor import TableRow, Tensor, layout_problems
 from qres.printable import show
 
 _MAX_DIMENSIONS = 4  # GGML_MAX_DIMS
@@ -52,7 +52,7 @@ class _Tables:
 
     def __init__(self, cursor: Cursor, n_values: int, n_tensors: int) -> None:
         self.metadata: dict[str, Value] = {}
-        self.rows: dict[str, Row] = {}
+        self.rows: dict[str, TableRow] = {}
         self.problems: list[Problem] = []
         self._cursor = cursor
         self._claimed_values = n_values
@@ -76,14 +76,14 @@ class _Tables:
                 key = self._name()
                 if not key or key in self.metadata:
                     twice = f"metadata key {show(key)!r} appears twice"
-                    self._note(damage(twice if key else f"{cursor.where} has no key").problem)
+                    self._note(corrupt(twice if key else f"{cursor.where} has no key").problem)
                 cursor.where = f"metadata value {show(key)!r}"
                 type_id = cursor.number("<I")
                 value_at = cursor.at
                 value = read_value(cursor, type_id)
                 if isinstance(value, bytes):
                     value = self._decoded(value)
-            except DamageError as error:
+            except CorruptError as error:
                 value = Unreadable(error.type_id if isinstance(error, UnknownTypeError) else type_id or 0)
                 is_last = self._trust_values and index == self._claimed_values
                 if self._recover(error, (value_at, cursor.at), metadata=not is_last, tensors=self._claimed_tensors):
@@ -102,7 +102,7 @@ class _Tables:
             start = cursor.at
             try:
                 row = self._row()
-            except DamageError as error:
+            except CorruptError as error:
                 self._recover(error, (start + 1,), metadata=False, tensors=self._claimed_tensors - index)
                 if self._stopped:
                     cursor.seek(start)  # the table ends here at the earliest
@@ -125,21 +125,21 @@ class _Tables:
             return False
         return self._trust_tensors or resync.at_tensor(self._cursor)
 
-    def _row(self) -> Row:
+    def _row(self) -> TableRow:
         cursor = self._cursor
         name = self._name()
         if not name:
-            raise damage(f"{cursor.where} has no name")
+            raise corrupt(f"{cursor.where} has no name")
         if name in self.rows:
-            self._note(damage(f"tensor {show(name)!r} appears twice").problem)
+            self._note(corrupt(f"tensor {show(name)!r} appears twice").problem)
         cursor.where = f"tensor {show(name)!r}"
         n_dims = cursor.number("<I")
         if n_dims > _MAX_DIMENSIONS:
-            raise damage(f"{cursor.where} has {n_dims} dimensions, at most {_MAX_DIMENSIONS} are possible")
+            raise corrupt(f"{cursor.where} has {n_dims} dimensions, at most {_MAX_DIMENSIONS} are possible")
         shape = tuple(cursor.number("<Q") for _ in range(n_dims))
-        row = Row(name, shape, type_id=cursor.number("<I"), offset=cursor.number("<Q"))
+        row = TableRow(name, shape, type_id=cursor.number("<I"), offset=cursor.number("<Q"))
         if not row.is_possible:
-            self._note(damage(f"{cursor.where} has the impossible shape {list(shape)}").problem)
+            self._note(corrupt(f"{cursor.where} has the impossible shape {list(shape)}").problem)
         return row
 
     def alignment(self) -> int:
@@ -147,7 +147,7 @@ class _Tables:
         if type(alignment) is int and alignment > 0 and not alignment & (alignment - 1):
             return alignment
         what = "a power of two" if type(alignment) is int else "a number"
-        self._note(damage(f"general.alignment is {show(repr(alignment))}, not {what}").problem)
+        self._note(corrupt(f"general.alignment is {show(repr(alignment))}, not {what}").problem)
         return _ALIGNMENT
 
     def check_complete(self) -> None:
@@ -160,7 +160,7 @@ class _Tables:
     def _is_possible_count(self, count: int, width: int, what: str) -> bool:
         try:
             self._cursor.check_count(count, width, what)
-        except DamageError as error:
+        except CorruptError as error:
             self.problems.append(error.problem)
             return False
         return True
@@ -168,7 +168,7 @@ class _Tables:
     def _name(self) -> str:
         length = self._cursor.number("<Q")
         if length > _MAX_NAME:
-            raise damage(f"{self._cursor.where} has a name of {length} bytes")
+            raise corrupt(f"{self._cursor.where} has a name of {length} bytes")
         return self._decoded(self._cursor.take(length))
 
     def _decoded(self, text: bytes) -> str:
@@ -183,8 +183,8 @@ class _Tables:
         self.problems.append(problem)
         self._stopped = self._stopped or len(self.problems) >= _MAX_PROBLEMS
 
-    def _recover(self, error: DamageError, starts: Sequence[int], *, metadata: bool, tensors: int) -> bool:
-        """Note the damage and go to the next row that can be found from one of the positions on.
+    def _recover(self, error: CorruptError, starts: Sequence[int], *, metadata: bool, tensors: int) -> bool:
+        """Note what is broken and go to the next row that can be found from one of the positions on.
 
         Returns:
             Whether the row before was a tensor, read as metadata on the word of a count: it comes next.

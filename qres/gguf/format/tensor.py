@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from qres import levels
-from qres.gguf.format.cursor import Problem, damage
+from qres.gguf.format.cursor import Problem, corrupt
 from qres.printable import show
 
 _MAX_SIZE = 2**63 - 1  # llama.cpp counts weights and bytes in an int64
@@ -28,7 +28,7 @@ class Tensor:
     n_bytes: int | None
     """None for a type of unknown layout, or a shape that the type cannot have."""
     offset: int
-    """Of the first byte, from the start of its file."""
+    """Where the first byte is, from the start of its file."""
     shard: int = 0
     """Index of its file in `Inventory.shards`."""
 
@@ -44,19 +44,19 @@ class Tensor:
 
     @property
     def end(self) -> int:
-        """Of the last byte, one past it; the offset where the size is not known."""
+        """One past the tensor's last byte, from the start of its file; `offset` where the size is not known."""
         return self.offset + (self.n_bytes or 0)
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     """What the table says of one tensor."""
 
     name: str
     shape: tuple[int, ...]
     type_id: int
     offset: int
-    """Within the data."""
+    """Bytes from the start of the tensor data, which begins behind the header."""
 
     @property
     def is_possible(self) -> bool:
@@ -81,7 +81,7 @@ def layout_problems(tensors: Sequence[Tensor], file_bytes: int) -> Iterator[Prob
     torn = [t for t in tensors if t.n_bytes is None and t.row % _block_size(t)]
     if torn:
         what = f"rows of {torn[0].row}, not a multiple of {torn[0].type}'s block of {_block_size(torn[0])}"
-        yield damage(f"tensor {show(torn[0].name)!r} has {what}{_more(torn, 'such tensors')}").problem
+        yield corrupt(f"tensor {show(torn[0].name)!r} has {what}{_more(torn, 'such tensors')}").problem
     beyond = [t for t in tensors if t.end > file_bytes]
     if beyond:
         what = f"tensor {show(beyond[0].name)!r} ends at byte {beyond[0].end}, the file has {file_bytes}"

@@ -13,14 +13,14 @@ from qres.report.rows.stream import Row
 
 _HEIGHT = 340
 _ROOM = 0.08
-"""Of the width, that a name needs."""
+"""Share of the width that a name needs."""
 MIXES, LEVEL, RECIPE = "best mixes (≈)", "level (≈)", "recipe (≈)"
 LEVEL_MEASURED, RECIPE_MEASURED = "level, measured", "recipe, measured"
 _KINDS = (MIXES, LEVEL, RECIPE, LEVEL_MEASURED, RECIPE_MEASURED)
 
 
 def recipes(result: Result) -> Spec | None:
-    """Size against KLD."""
+    """Size against KLD of recipes, levels and mixes."""
     line = [_row(MIXES, "", mix.bytes, mix.kld, predicted(mix.kld)) for mix in result.mixes if mix.kld > 0]
     marks = _marks(result)
     if not line or not marks:

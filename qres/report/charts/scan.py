@@ -15,7 +15,6 @@ import vl_convert
 from qres.records.result import Result
 from qres.report.charts import parts
 from qres.report.charts.parts import DOT, Spec, tip
-from qres.report.rows import stream as stream_rows
 from qres.report.rows.stream import (
     INHERITED,
     INJECTED,
@@ -25,6 +24,8 @@ from qres.report.rows.stream import (
     drawable,
     drifts,
     histograms,
+    ledgers,
+    means,
     own_errors,
     ratios,
     sensitivities,
@@ -89,7 +90,7 @@ def own_error(result: Result) -> Spec | None:
 
 def ledger(result: Result) -> Spec | None:
     """Which layers the final drift comes from."""
-    rows = stream_rows.ledger(result)
+    rows = ledgers(result)
     if not drawable(rows):
         return None
     chosen = parts.level_choice(result, rows)
@@ -140,11 +141,11 @@ def distribution(result: Result) -> Spec | None:
         color=parts.by_level(result),
         tooltip=[tip("level"), tip("kld", "KLD from", ".2g"), tip("text", "positions")],
     )
-    means = parts.chart(stream_rows.means(result)).mark_rule(strokeDash=[5, 3], strokeWidth=1.5)
-    means = means.encode(
+    rules = parts.chart(means(result)).mark_rule(strokeDash=[5, 3], strokeWidth=1.5)
+    rules = rules.encode(
         x="value:Q", color=parts.by_level(result), tooltip=[tip("level"), tip("value", "mean KLD", ".3g")]
     )
-    return parts.spec(area.mark_area(interpolate="step-after", fillOpacity=0.12, line={"strokeWidth": 1.5}), means)
+    return parts.spec(area.mark_area(interpolate="step-after", fillOpacity=0.12, line={"strokeWidth": 1.5}), rules)
 
 
 def ladder(result: Result) -> Spec | None:

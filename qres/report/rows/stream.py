@@ -99,7 +99,7 @@ def own_errors(result: Result) -> list[Row]:
     )
 
 
-def ledger(result: Result) -> list[Row]:
+def ledgers(result: Result) -> list[Row]:
     """Drift ledger summed by layer: what the layer's own weights made, and what it inherited."""
     rows: list[Row] = []
     for level in result.levels:

@@ -15,8 +15,7 @@ from qres.errors import UnsupportedError
 from qres.native.graph import Node
 from qres.sensitivity.replay.ops import Op, need
 
-_NORMAL, _NEOX, _MROPE, _VISION, _IMROPE = 0, 2, 8, 24, 40
-"""`GGML_ROPE_TYPE_*`."""
+_NORMAL, _NEOX, _MROPE, _VISION, _IMROPE = 0, 2, 8, 24, 40  # GGML_ROPE_TYPE_*
 
 
 def _yarn_range(node: Node) -> tuple[float, float]:

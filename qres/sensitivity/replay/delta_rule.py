@@ -36,9 +36,9 @@ class Steps(NamedTuple):
     decay: Tensor
     """w: [.., d] by channel, or [.., 1]."""
     keys: Tensor
-    """k [.., d]."""
+    """The key k of each step [.., d]."""
     values: Tensor
-    """v [.., dv]."""
+    """The value v of each step [.., dv]."""
     probes: Tensor | None = None
     """a [.., d]: what is read of the state in front of the token; None without a correction."""
     corrections: Tensor | None = None
@@ -108,9 +108,9 @@ class _Pair(NamedTuple):
     """Which scores to compute: left_t' diag(decays between) right_j."""
 
     left: Tensor
-    """[.., block, d]."""
+    """The later token of each score, a row per token [.., block, d]."""
     right: Tensor
-    """[.., block, d]."""
+    """The earlier token of each score, a row per token [.., block, d]."""
     early: bool
     """The left ones see the state in front of their token, not behind it."""
 

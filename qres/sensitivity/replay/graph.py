@@ -19,7 +19,7 @@ from qres.levels import TYPE_TRAITS, TYPES_BY_ID
 from qres.native.graph import VIEWS, Graph, Node
 from qres.sensitivity.replay import attention, delta_rule, ops, products, rare, state_space
 from qres.sensitivity.replay.ops import Op, shape_of
-from qres.sensitivity.replay.products import Context, Mixing, Site, Tap
+from qres.sensitivity.replay.products import Context, Mixing, ProductTap, Site
 from qres.sensitivity.replay.schedule import Piece, root_of, schedule
 from qres.sensitivity.replay.value_paths import ValuePath, value_paths
 from qres.sensitivity.replay.weights import Weights
@@ -48,7 +48,7 @@ class Run:
     starts: list[State] = field(default_factory=list)
     """What was alive in front of each piece."""
     logits: Tensor = field(default_factory=lambda: torch.empty(0))
-    """[tokens, n_vocab]."""
+    """What the replay computed [tokens, n_vocab]; empty before it ran, and once only its distribution is needed."""
 
 
 def unknown_operations(graph: Graph) -> tuple[str, ...]:
@@ -94,7 +94,7 @@ class Replay:
 
     @property
     def device(self) -> torch.device:
-        """Where it runs."""
+        """The device that weights and activations lie on."""
         return self._context.weights.device
 
     def products_in(self, dtype: torch.dtype) -> None:
@@ -127,7 +127,7 @@ class Replay:
         run.logits = state[self.result].reshape(-1, self.n_vocab)
         return run
 
-    def backward(self, run: Run, piece: int, seeds: Seeds, tap: Tap) -> list[State]:
+    def backward(self, run: Run, piece: int, seeds: Seeds, tap: ProductTap) -> list[State]:
         """Run one piece again, with gradients, and take them back through it.
 
         Args:
@@ -186,7 +186,7 @@ class Replay:
             return self._tapped_attention(node, sources, constants, self._context.tap)
         return _OPS[node.op](node, *sources)
 
-    def _tapped_attention(self, node: Node, sources: list[Tensor | None], constants: State, tap: Tap) -> Tensor:
+    def _tapped_attention(self, node: Node, sources: list[Tensor | None], constants: State, tap: ProductTap) -> Tensor:
         """An attention whose values come from a matrix: the tap hears of its averages, too."""
         path = self._values[node.index]
         site = Site(self.graph.nodes[self.graph.nodes[path.site].sources[0]].name, path.site)

@@ -29,7 +29,7 @@ class Site:
     """Its rows are picked by number (an embedding) instead of multiplied with."""
 
 
-class Tap(Protocol):
+class ProductTap(Protocol):
     """Hears of products while a piece runs with gradients."""
 
     def enters(self, site: Site, x: Tensor) -> None:
@@ -53,7 +53,7 @@ class Mixing:
     """What becomes of the output of a matrix that makes the values of an attention."""
 
     weights: Tensor
-    """Of the attention [n3, heads, tokens, keys]."""
+    """The attention's weights [n3, heads, tokens, keys]."""
     carry: Callable[[Tensor], Tensor]
     """Linear: output of the matrix [tokens, rows] -> values [n3, heads, keys, dv]."""
 
@@ -64,10 +64,10 @@ class Context:
 
     weights: Weights
     dtype: torch.dtype
-    """Of the products: float32, or bfloat16 for speed; sums and everything else are float32."""
+    """Type of the products: float32, or bfloat16 for speed; sums and everything else are float32."""
     anchor: Tensor
     """A scalar that requires a gradient: makes autograd follow products whose own input needs none."""
-    tap: Tap | None = None
+    tap: ProductTap | None = None
 
 
 def _rounded_input(context: Context, site: Site, x: Tensor) -> Tensor:

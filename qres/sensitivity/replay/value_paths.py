@@ -22,9 +22,9 @@ class ValuePath:
     """From a product with a weight to the values of an attention, by nothing but moves and a bias."""
 
     site: int
-    """The product's node."""
+    """Index of the graph node of the product."""
     attention: int
-    """The FLASH_ATTN_EXT node."""
+    """Index of the graph node of the attention (FLASH_ATTN_EXT)."""
     steps: tuple[int, ...]
     """Nodes between them in execution order, views left out."""
     value: int

@@ -46,7 +46,7 @@ class Weights:
 
     @property
     def names(self) -> frozenset[str]:
-        """Of all tensors."""
+        """Names of all tensors in the file."""
         return frozenset(self._entries)
 
     def shape(self, name: str) -> tuple[int, int, int]:
@@ -55,7 +55,7 @@ class Weights:
         return ne[2] * ne[3], ne[1], ne[0]
 
     def type(self, name: str) -> str:
-        """Its ggml type."""
+        """The ggml type that the file holds the tensor in, such as `F16`."""
         return self._entries[name].type
 
     def rows(self, name: str, start: int, stop: int, matrix: int = 0) -> Tensor:
