@@ -72,7 +72,7 @@ def test_make_refuses_when_the_disk_is_full(
     monkeypatch.setattr(worker, "run", lambda *_: [{}])  # the dry run
     monkeypatch.setattr(ladder, "planned_bytes", lambda *_: 100 * 2**20)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(2**40, 2**40, 120 * 2**20))
-    with pytest.raises(InputError, match=r"Q4_K_M needs 100 MiB in .*cache, 120 MiB are free"):
+    with pytest.raises(InputError, match=r"Q4_K_M needs 100 MiB in .*cache/levels/\w+-[\d.]+, 120 MiB are free"):
         level_file(reference, tmp_path / "cache")
     assert not left(tmp_path / "cache")
 
