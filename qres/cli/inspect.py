@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from qres.cli.options import THREADS, given, print_out
+from qres.cli.options import given, print_out
+from qres.cpus import CPUS
 
 
 def inspect(
@@ -21,12 +22,12 @@ def inspect(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Say what a GGUF is, what it can be used for and where its bits go; the model is not loaded."""
-    from qres.cli.inspect_view import scan_magnitudes, show_inspection
-    from qres.gguf import model_file
-    from qres.gguf.inspection import inspect
+    from qres.cli.inspect_view import show_inspection
+    from qres.cli.terminal import RichListener
+    from qres.gguf.inspection import inspect_file
 
-    inventory = model_file.read(file, tolerant=True)
-    inspection = inspect(inventory, scan_magnitudes(inventory, THREADS) if values else None)
+    with RichListener() as listener:
+        inspection = inspect_file(file, values=values, threads=CPUS, listener=listener)
     if as_json:
         from qres.records.as_json import to_json
 

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from qres.cli.terminal import RichListener, answer_console, text_table
+from qres.cli.terminal import answer_console, text_table
 from qres.gguf.bpw_gap import BpwGap
 from qres.gguf.inspection import Inspection, MetadataRow
-from qres.gguf.inventory import Inventory
 from qres.printable import sentence
 from qres.records.files import TypeShare
 from qres.report.formatting import count, fixed, mib, percent, significant
@@ -39,19 +38,6 @@ def show_inspection(inspection: Inspection) -> None:
     if inspection.metadata:
         console.print()
         console.print(_metadata(inspection.metadata, console.width), soft_wrap=False)
-
-
-def scan_magnitudes(inventory: Inventory, threads: int) -> tuple[Magnitudes, ...]:
-    """Look at all tensor data, with a progress bar.
-
-    Raises:
-        InputError: a file cannot be read.
-    """
-    from qres.gguf.magnitudes import scan
-
-    with RichListener() as listener:
-        listener.stage("reading weights, MiB")
-        return scan(inventory, lambda done, total: listener.step(done >> 20, total >> 20), threads)
 
 
 def _sections(inspection: Inspection) -> Iterable[tuple[str, Sequence[Table | Text]]]:

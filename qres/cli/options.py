@@ -37,10 +37,6 @@ class Units(str, Enum):
     all = "all"
 
 
-THREADS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 4
-"""The CPUs that this process may use: in a container fewer than the machine has."""
-
-
 def given(what: str) -> Callable[[str], Path]:
     """A parser of paths that refuses what is none: a variable that is not set leaves an empty word."""
 

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from qres.cli.options import THREADS, CacheOption, GpuOption, ThreadsOption, folder, given, path_option
-from qres.errors import InputError, UsageError
+from qres.cli.options import CacheOption, GpuOption, ThreadsOption, folder, given, path_option
+from qres.cpus import CPUS
+from qres.errors import InputError
 
 if TYPE_CHECKING:
-    from qres.gguf.imatrix import Imatrix
     from qres.levels import LevelSpec
-    from qres.quantize.original import Original
-    from qres.recipes.choices import Choices
-    from qres.recipes.given import Deviation
-    from qres.recipes.refine import RefineOptions
-    from qres.recipes.wishes import Wishes
-    from qres.records.recipe import Recipe
     from qres.text.source import Source
 
 
@@ -89,39 +83,39 @@ def recipe(
     text: RecipeTextOption = None,
     tokens: RecipeTokensOption = None,
     chunks: Annotated[int, typer.Option("--chunks", min=1, help="Chunks that --refine measures on.")] = 4,
-    threads: ThreadsOption = THREADS,
+    threads: ThreadsOption = CPUS,
     out: Annotated[
         str | None, typer.Option("--out", help="Folder for the recipe. Default: recipes/<budget> beside the result.")
     ] = None,
 ) -> None:
     """Choose a type for every tensor: the best file within a budget, from what a scan predicted."""
-    from qres import levels
     from qres.cli import recipe_view
+    from qres.cli.terminal import RichListener
     from qres.recipes import files
-    from qres.recipes.choices import Choices
+    from qres.recipes.ask import RecipeOptions, ask
     from qres.recipes.refine import RefineOptions
-    from qres.recipes.wishes import Wishes, parse_pin
     from qres.records import as_json
 
-    if sum(one is not None for one in (budget, keep_16bit, from_file)) != 1:
-        raise UsageError("give one of --budget, --keep-16bit and --from", "such as --budget same-as:Q4_K_M")
+    sources = _sources(text, tokens)
+    options = RecipeOptions(
+        budget=budget,
+        keep_16bit=keep_16bit,
+        from_file=from_file,
+        level=level,
+        pins=tuple(pin or ()),
+        purpose=purpose.value,
+        refine=RefineOptions(**sources, chunks=chunks, trials=trials, threads=min(threads, CPUS)) if refine else None,
+        model=model,
+        imatrix=imatrix,
+    )
     place = folder(out)
     loaded = as_json.load(result)
-    choices = Choices(loaded)
-    wishes = Wishes(
-        purpose=purpose.value,
-        pins=tuple(parse_pin(one) for one in pin or ()),
-        level=levels.parse(level).name if level else None,
-    )
-    found, deviations = _recipe(choices, wishes, budget, keep_16bit, from_file)
-    if refine:
-        if from_file is not None:
-            raise UsageError("--refine and --from exclude each other", "give a --budget")
-        options = RefineOptions(_sources(text, tokens, ("rank", "report")), chunks, trials, min(threads, THREADS))
-        found = _refined(choices, found, wishes, model or Path(loaded.reference.path), imatrix, options)
-    place = place or files.default_folder(result, found)
-    paths = files.save(found, place, loaded.reference.path)
-    recipe_view.show_recipe(found, deviations, paths, files.commands(found, place, loaded.reference.path))
+    with RichListener() as listener:
+        answer = ask(loaded, options, listener)
+    place = place or files.default_folder(result, answer.recipe)
+    paths = files.save(answer.recipe, place, loaded.reference.path)
+    commands = files.commands(answer.recipe, place, loaded.reference.path)
+    recipe_view.show_recipe(answer.recipe, answer.deviations, paths, commands)
 
 
 def build(
@@ -131,23 +125,20 @@ def build(
     ],
     out: Annotated[Path, typer.Option("-o", "--out", parser=given("-o"), metavar="PATH", help="The file to make.")],
     imatrix: RecipeImatrixOption = None,
-    threads: ThreadsOption = THREADS,
+    threads: ThreadsOption = CPUS,
     force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
 ) -> None:
     """Make the file of a recipe, and check the type of every tensor in it."""
-    from dataclasses import replace
-
+    from qres import api
     from qres.cli import recipe_view
     from qres.cli.terminal import RichListener
     from qres.recipes import files
-    from qres.recipes.build import build
 
     plan = files.load(recipe)
-    original = _model(model, plan, imatrix, threads)
+    if out.exists() and recipe.samefile(out):
+        raise InputError(f"{out} is the recipe and would be overwritten", "choose another place with -o")
     with RichListener() as listener:
-        if out.exists() and recipe.samefile(out):
-            raise InputError(f"{out} is the recipe and would be overwritten", "choose another place with -o")
-        built = build(original, plan, out, listener, force=force)
+        built = api.build(model, plan, out, imatrix=imatrix, threads=threads, force=force, listener=listener)
         files.update(replace(plan, built=built), recipe)
     recipe_view.show_built(plan, built)
 
@@ -173,97 +164,45 @@ def verify(
         ),
     ] = None,
     imatrix: RecipeImatrixOption = None,
-    threads: ThreadsOption = THREADS,
+    threads: ThreadsOption = CPUS,
     n_gpu_layers: GpuOption = 0,
     cache: CacheOption = None,
 ) -> None:
     """Measure a built recipe against its prediction and against levels, on text that did not choose it."""
-    from dataclasses import replace
-
+    from qres import api
     from qres.cli import recipe_view
     from qres.cli.terminal import RichListener
-    from qres.gguf import model_file
     from qres.quantize.cache import default_folder
     from qres.recipes import files
-    from qres.recipes.verify import VerifyOptions, require_built, verify
 
     plan = files.load(recipe)
-    original = _model(model, plan, imatrix, threads)
-    made = model_file.read(built)
-    require_built(plan, original.reference, made)
-    options = VerifyOptions(
-        sources=_sources(text, tokens),
+    options = api.VerifyOptions(
+        **_sources(text, tokens),
         chunks=chunks,
-        threads=min(threads, THREADS),
+        threads=min(threads, CPUS),
         n_gpu_layers=n_gpu_layers,
         cache=cache or default_folder(),
     )
+    wanted = _levels(level_names, with_imatrix=imatrix is not None)
     with RichListener() as listener:
-        wanted = _levels(level_names, original.imatrix)
-        (found,) = verify(original, [(plan, made)], wanted, options, listener)
+        found = api.verify(model, built, plan, options, levels=wanted, imatrix=imatrix, listener=listener)
         files.update(replace(plan, verification=found), recipe)
     recipe_view.show_verification(plan, found, recipe)
 
 
-def _recipe(
-    choices: Choices, wishes: Wishes, budget: str | None, keep_16bit: int | None, from_file: Path | None
-) -> tuple[Recipe, Sequence[Deviation]]:
-    from qres.recipes import given, keep_layers
-    from qres.recipes.budget import parse
-    from qres.recipes.plan import make
-
-    if budget is not None:
-        return make(choices, parse(budget), wishes), ()
-    if keep_16bit is not None:
-        return keep_layers.keep_16bit(choices, keep_16bit, wishes), ()
-    assert from_file is not None
-    return given.read(choices, from_file, wishes)
-
-
-def _refined(
-    choices: Choices, found: Recipe, wishes: Wishes, path: Path, imatrix: Path | None, options: RefineOptions
-) -> Recipe:
-    from qres.cli.terminal import RichListener
-    from qres.recipes.refine import refine
-
-    original = _model(path, found, imatrix, options.threads)
-    with RichListener() as listener:
-        return refine(choices, found, wishes, original, options, listener)
-
-
-def _model(path: Path, recipe: Recipe, imatrix: Path | None, threads: int) -> Original:
-    """The model and the importance matrix, both checked to be the recipe's."""
-    from qres.gguf import model_file
-    from qres.gguf.imatrix import read
-    from qres.quantize.original import original
-    from qres.recipes.build import require_imatrix, require_model
-
-    reference = model_file.read(path)
-    require_model(recipe, reference)
-    matrix = None if imatrix is None else read(imatrix)
-    require_imatrix(recipe, matrix)
-    if matrix is not None:
-        matrix.check(reference)
-    return original(reference, matrix, min(threads, THREADS))
-
-
-def _sources(
-    text: Path | None, tokens: Path | None, built_in: Sequence[str] = ("report", "rank")
-) -> tuple[Source, ...]:
+def _sources(text: Path | None, tokens: Path | None) -> dict[str, tuple[Source, ...]]:
+    """The text that was given; nothing where none was, so that the options' own default counts."""
     from qres.text import source
 
-    if text and tokens:
-        raise UsageError("--text and --tokens exclude each other", "give one of them")
-    if tokens:
-        return (source.read_ids(tokens),)
-    return (source.read_text(text),) if text else tuple(source.built_in(part) for part in built_in)
+    own = source.own(text, tokens)
+    return {"sources": (own,)} if own else {}
 
 
-def _levels(names: str | None, matrix: Imatrix | None) -> tuple[LevelSpec, ...] | None:
+def _levels(names: str | None, *, with_imatrix: bool) -> tuple[LevelSpec, ...] | None:
     from qres.pipeline.candidates import levels_to_make
 
     if names is None:
         return None
     if names.strip().lower() == "none":
         return ()
-    return levels_to_make(names.split(","), with_imatrix=matrix is not None)
+    return levels_to_make(names.split(","), with_imatrix=with_imatrix)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from qres.cli.options import (
-    THREADS,
     CacheOption,
     ChunksOption,
     CtxOption,
@@ -34,6 +33,7 @@ from qres.cli.options import (
     folder,
     given,
 )
+from qres.cpus import CPUS
 from qres.errors import ChangedError, InputError, UsageError
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def scan(
     rank_chunks: RankOption = 4,
     units: UnitsOption = Units.ranked,
     out: OutOption = None,
-    threads: ThreadsOption = THREADS,
+    threads: ThreadsOption = CPUS,
     n_gpu_layers: GpuOption = 0,
     draws: DrawsOption = 1,
     device: DeviceOption = "cpu",
@@ -117,7 +117,7 @@ def demo(
     levels: LevelsOption = None,
     chunks: Annotated[int, typer.Option("--chunks", min=1, help="Chunks to report on.")] = 4,
     out: OutOption = None,
-    threads: ThreadsOption = THREADS,
+    threads: ThreadsOption = CPUS,
     recipe: RecipeOption = False,
     resume: ResumeOption = False,
     cache: CacheOption = None,
@@ -168,9 +168,9 @@ def _scan(options: object, out: Path) -> None:
     inputs = [options.model, *options.files, *(p for p in (options.text, options.tokens, options.imatrix) if p)]
     state = out / STATE_NAME
     with output.output_folder(out, inputs), RichListener() as listener:
-        if options.threads > THREADS:  # llama.cpp's threads spin while they wait: more than CPUs is a standstill
-            listener.warn(f"{options.threads} threads were asked for, {THREADS} CPUs are available: using {THREADS}")
-            options = replace(options, threads=THREADS)
+        if options.threads > CPUS:  # llama.cpp's threads spin while they wait: more than CPUs is a standstill
+            listener.warn(f"{options.threads} threads were asked for, {CPUS} CPUs are available: using {CPUS}")
+            options = replace(options, threads=CPUS)
         known = state.stat().st_mtime_ns if state.exists() else None
         try:
             result = run(replace(options, out=out), listener)

@@ -6,9 +6,11 @@ All text in the records is fit for a terminal: what comes from the file has been
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qres.errors import QresError
+from qres.events import Listener, in_mib
 from qres.gguf import bpw_gap, claims, model_file
 from qres.gguf.bpw_gap import BpwGap
 from qres.gguf.format.metadata import Digest, Unreadable, Value
@@ -118,6 +120,27 @@ class Inspection:
     metadata: tuple[MetadataRow, ...]
     values: tuple[Magnitudes, ...] | None
     """One entry per tensor; None when the data was not looked at."""
+
+
+def inspect_file(file: Path, *, values: bool, threads: int, listener: Listener) -> Inspection:
+    """What a GGUF is, as far as it can be read.
+
+    Args:
+        file: Of a split model, any shard.
+        values: Read all tensor data, too.
+        threads: For reading it.
+        listener: Hears of that, in MiB.
+
+    Raises:
+        InputError: a file that is missing, unreadable or no GGUF.
+    """
+    inventory = model_file.read(file, tolerant=True)
+    if not values:
+        return inspect(inventory)
+    from qres.gguf import magnitudes  # loads numpy
+
+    listener.stage("reading weights, MiB")
+    return inspect(inventory, magnitudes.scan(inventory, in_mib(listener), threads))
 
 
 def inspect(inventory: Inventory, magnitudes: tuple[Magnitudes, ...] | None = None) -> Inspection:

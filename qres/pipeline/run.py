@@ -10,7 +10,7 @@ from pathlib import Path
 
 from qres import files
 from qres.advice import devices
-from qres.errors import CrashError, InputError, UsageError
+from qres.errors import CrashError, InputError
 from qres.events import Listener, in_mib
 from qres.gguf import magnitudes
 from qres.gguf.inventory import Inventory
@@ -116,19 +116,12 @@ def _building(options: ScanOptions, plan: Plan, model: Original, cache: Path) ->
 
 
 def _plan(options: ScanOptions) -> Plan:
-    """Which texts to decode."""
-    if options.text and options.tokens:
-        raise UsageError("--text and --tokens exclude each other", "give one of them")
-    if options.tokens:
-        text, rank_text = source.read_ids(options.tokens), None
-    elif options.text:
-        text, rank_text = source.read_text(options.text), source.built_in("rank")
-    else:
-        text, rank_text = source.built_in("report"), source.built_in("rank")
-    own = options.text or options.tokens
+    """Which texts to decode: of token ids alone, the end ranks the units."""
+    own = source.own(options.text, options.tokens)
+    rank_text = None if options.tokens else source.built_in("rank")
     chunks = options.chunks or (OWN_CHUNKS if own else BUILT_IN_CHUNKS)
     held = usual_recipes.VERIFY_CHUNKS if options.recipe else 0
-    return Plan(text, rank_text, options.n_ctx, chunks, options.rank_chunks, held)
+    return Plan(own or source.built_in("report"), rank_text, options.n_ctx, chunks, options.rank_chunks, held)
 
 
 def _contexts(reference: Inventory) -> list[int]:

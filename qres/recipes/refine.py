@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
+from qres.cpus import CPUS
 from qres.events import Listener
 from qres.files import require_unchanged
 from qres.native import worker
@@ -14,18 +15,19 @@ from qres.recipes.exchange import Refined, RefineJob, Trial
 from qres.recipes.wishes import Wishes
 from qres.records.recipe import Exchange, Recipe, Refinement
 from qres.text.chunks import digest
-from qres.text.source import Source
+from qres.text.source import Source, built_in
 
 
 @dataclass(frozen=True)
 class RefineOptions:
     """What to refine on, and for how long."""
 
-    sources: tuple[Source, ...]
+    sources: tuple[Source, ...] = field(default_factory=lambda: (built_in("rank"), built_in("report")))
     """The first that has enough unused text is taken."""
-    chunks: int
-    trials: int
-    threads: int
+    chunks: int = 4
+    trials: int = 40
+    """Exchanges that are tried at most."""
+    threads: int = CPUS
 
 
 def refine(

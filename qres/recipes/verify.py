@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from qres import levels
+from qres.cpus import CPUS
 from qres.errors import InputError
 from qres.events import Listener
 from qres.files import require_unchanged, stamp
@@ -18,11 +19,11 @@ from qres.measure.tasks import CompareTask
 from qres.metrics.means import paired_se
 from qres.native import worker
 from qres.printable import show
-from qres.quantize.cache import level_file
+from qres.quantize.cache import default_folder, level_file
 from qres.quantize.original import Original, with_digest
 from qres.records.recipe import Expected, Measure, Pairing, Recipe, Verification
 from qres.text.chunks import Fresh
-from qres.text.source import Source
+from qres.text.source import Source, built_in
 
 _GIVE = "give the file that qres build made"
 
@@ -31,12 +32,13 @@ _GIVE = "give the file that qres build made"
 class VerifyOptions:
     """What to verify on, and how."""
 
-    sources: tuple[Source, ...]
+    sources: tuple[Source, ...] = field(default_factory=lambda: (built_in("report"), built_in("rank")))
     """The first that has enough unused text is taken."""
-    chunks: int
-    threads: int
-    n_gpu_layers: int
-    cache: Path
+    chunks: int = 8
+    threads: int = CPUS
+    n_gpu_layers: int = 0
+    cache: Path = field(default_factory=default_folder)
+    """For the levels that are made beside it."""
 
 
 def require_built(recipe: Recipe, reference: Inventory, built: Inventory) -> None:

@@ -56,7 +56,8 @@ def _decoded(text: str | bytes, kind: type[_Record], key: str, version: int, wha
         if found not in (msgspec.UNSET, version):
             raise InputError(
                 f"this {what} has {key.replace('_', ' ')} {str(found)[:20]}, qres reads version {version}",
-                f"make it again: {_command(text, what)}",
+                f"{'update qres, or ' if isinstance(found, int) and found > version else ''}make it again: "
+                f"{_command(text, what)}",
             )
         record = msgspec.json.decode(text, type=kind)
     except msgspec.ValidationError as error:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
-from qres.errors import InputError
+from qres.errors import InputError, UsageError
 
 MAX_TEXT_BYTES = 256 * 2**20
 
@@ -29,6 +29,20 @@ def built_in(part: str) -> Source:
     """The text that comes with qres: `report` (figures come from it) or `rank` (it ranks units); they share nothing."""
     text = (resources.files("qres") / "data" / f"{part}.txt").read_bytes()
     return Source(f"built-in {part} text", text=text)
+
+
+def own(text: Path | None, tokens: Path | None) -> Source | None:
+    """What a user gave to measure on; None for nothing.
+
+    Raises:
+        UsageError: both.
+        InputError: a file that cannot be used.
+    """
+    if text and tokens:
+        raise UsageError("--text and --tokens exclude each other", "give one of them")
+    if tokens:
+        return read_ids(tokens)
+    return read_text(text) if text else None
 
 
 def read_text(path: Path) -> Source:

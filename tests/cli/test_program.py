@@ -18,7 +18,7 @@ from qres.cli.program import main
 from qres.errors import InputError, NativeError, QresError, UnsupportedError, UsageError
 from qres.levels import LevelSpec
 from qres.measure.job import Preflight
-from qres.pipeline import demo
+from qres.pipeline import candidates, demo
 from qres.pipeline import run as scan_module
 from qres.pipeline.options import ScanOptions
 from qres.quantize import cache
@@ -187,17 +187,17 @@ def test_scan_makes_a_level_once_whatever_it_is_called(
 ) -> None:
     made: list[tuple[str, Path]] = []
 
-    def refuse(_reference: object, level: LevelSpec, target: Path, *_: object) -> None:
-        made.append((level.name, target))
+    def refuse(_original: object, level: LevelSpec, folder: Path, _listener: object) -> None:
+        made.append((level.name, folder))
         raise NativeError("odd")
 
-    monkeypatch.setattr(cache, "make", refuse)
+    monkeypatch.setattr(candidates, "level_file", refuse)
     monkeypatch.setattr(scan_module, "_preflight", lambda *_: Preflight(Texts((), (), "a", "b", 0), None, {}, ""))
     model(tmp_path / "m.gguf")
     names = "q4_k_m,Q8_0, Q4_K ,Q4_K_M,q8-0"
     found = run(capsys, "scan", "m.gguf", "--levels", names, "--n-ctx", "64", "--cache", "cache")
     assert [name for name, _ in made] == ["Q4_K_M", "Q8_0"]
-    assert {target.parent.parent for _, target in made} == {Path("cache/levels")}
+    assert {folder for _, folder in made} == {Path("cache")}
     assert found.code == 5
     assert found.err.splitlines()[-1] == "qres: no level could be made: Q4_K_M: odd; Q8_0: odd"
 
@@ -551,7 +551,7 @@ def test_threads_beyond_the_cpus_are_not_started(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = demo_options(monkeypatch)
-    monkeypatch.setattr("qres.cli.scan.THREADS", 2)
+    monkeypatch.setattr("qres.cli.scan.CPUS", 2)
     error = run(capsys, "demo", "--cache", "mine", "--threads", "10000").err
     assert [options.threads for options in seen] == [2]
     assert "10000 threads were asked for, 2 CPUs are available: using 2" in error

@@ -88,7 +88,7 @@ RESULTS = [
         "of another version",
         report(changed("schema_version", 99)),
         "schema version 99",
-        "Scan again, or use the qres version",
+        "Update qres, or make it again: qres scan models/SmolLM2-6L-F16.gguf",
     ),
     case(
         "result-huge-version",
@@ -104,7 +104,7 @@ RESULTS = [
     case(
         "result-10^400-bytes",
         "no integer",
-        report(raw("levels.0.bytes", "1" + "0" * 400)),
+        report(raw("levels.0.file.bytes", "1" + "0" * 400)),
         WROTE,
     ),
     case("result-no-bytes", "a reference of 0 bytes", report(raw("reference.bytes", "0")), WROTE),
@@ -113,8 +113,8 @@ RESULTS = [
     case(
         "result-text-for-a-number",
         "text where a number belongs",
-        report(changed("levels.0.bytes", "7")),
-        "$.levels[0].bytes",
+        report(changed("levels.0.file.bytes", "7")),
+        "$.levels[0].file.bytes",
         "int",
         WROTE,
     ),

@@ -137,7 +137,8 @@ def test_optional_fields_may_be_absent() -> None:
 def test_another_schema_version_is_named(version: int) -> None:
     with pytest.raises(InputError, match=f"schema version {version}, qres reads version {SCHEMA_VERSION}") as caught:
         from_json(edited(schema_version=version))
-    assert caught.value.hint == "make it again: qres scan models/SmolLM2-6L-F16.gguf"
+    update = "update qres, or " if version > SCHEMA_VERSION else ""
+    assert caught.value.hint == f"{update}make it again: qres scan models/SmolLM2-6L-F16.gguf"
 
 
 def test_result_of_another_version_is_made_again_by_a_command_that_a_shell_takes() -> None:
@@ -149,7 +150,7 @@ def test_result_of_another_version_is_made_again_by_a_command_that_a_shell_takes
 def test_another_schema_version_is_named_whatever_else_changed() -> None:
     with pytest.raises(InputError, match="schema version 7") as caught:
         from_json('{"schema_version": 7, "levels": "renamed"}')
-    assert caught.value.hint == "make it again: qres scan MODEL"
+    assert caught.value.hint == "update qres, or make it again: qres scan MODEL"
 
 
 @pytest.mark.parametrize(
