@@ -10,29 +10,43 @@ class TypeShare:
     """How much of a file one tensor type holds."""
 
     type: str
-    """ggml type name as in the file, e.g. `Q4_K`."""
+    """ggml's name of the type as it is in the file, such as `Q4_K`."""
     tensors: int
+    """Tensors of this type."""
     weights: int
+    """Weights in them."""
     bytes: int
+    """Bytes of their data."""
 
 
 @dataclass(frozen=True)
 class Fallback:
-    """A tensor that llama.cpp could not give the type that the level asks for."""
+    """A tensor that llama.cpp could not give the type that the level asks for.
+
+    Read back from the file: a tensor that was given such a type on purpose looks the same.
+    """
 
     tensor: str
+    """Name of the tensor."""
     wanted: str
+    """Type that the level asks for."""
     type: str
-    """What the file really holds."""
+    """Type that the file really holds."""
     reason: str
+    """Why the wanted type did not fit."""
 
 
 @dataclass(frozen=True)
 class SharedTensors:
-    """Matrices that two files hold byte for byte alike."""
+    """Matrices that two levels hold byte for byte alike."""
 
     a: str
+    """Name of one level."""
     b: str
+    """Name of the other."""
     tensors: int
+    """Identical matrices."""
     of: int
+    """Matrices in each file."""
     bytes: int
+    """Bytes of the identical ones."""
