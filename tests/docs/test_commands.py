@@ -1,4 +1,4 @@
-"""docs/commands.md and the examples of README.md against the command line: options, arguments, levels, exit codes."""
+"""docs/commands.md and README.md against the command line: options, arguments, levels, exit codes, what is printed."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from typer.main import get_command
 from qres import errors, levels
 from qres.cli.app import app
 from qres.cli.program import INTERRUPTED, TERMINATED
+from qres.cli.terminal import show_answer
+from qres.records import as_json
 from tests.docs import pages
-from tests.docs.pages import README, in_one_line, read, require_block
+from tests.docs.pages import README, ROOT, in_one_line, read, require_block
 
 COMMANDS: dict[str, Any] = dict(getattr(get_command(app), "commands"))  # noqa: B009 - typed as a plain command
 
@@ -64,7 +66,7 @@ def test_page_and_overview_have_the_commands_that_exist() -> None:
     assert set(re.findall(r"^\| \[qres (\w+)\]", page, re.MULTILINE)) == set(COMMANDS)
 
 
-@pytest.mark.parametrize(("page", "at_least"), [(pages.COMMANDS, 17), (README, 5)], ids=lambda value: str(value)[-11:])
+@pytest.mark.parametrize(("page", "at_least"), [(pages.COMMANDS, 17), (README, 5)], ids=["commands", "readme"])
 def test_examples_use_commands_and_options_that_exist(page: Path, at_least: int) -> None:
     blocks = "\n".join(re.findall(r"```bash\n(.*?)```", read(page), re.DOTALL))
     lines = re.findall(r"(?:^|\| )(qres .*)$", blocks, re.MULTILINE)
@@ -73,6 +75,13 @@ def test_examples_use_commands_and_options_that_exist(page: Path, at_least: int)
         _, command, *words = line.split("#")[0].split()
         known = {name for option in options(command) for name in option.opts}
         assert {word for word in words if word.startswith("-") and word != "-"} <= known, line
+
+
+def test_readme_shows_what_the_sample_scan_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    folder = Path("reports", "sample")
+    result = as_json.load(ROOT / folder / "result.json")
+    show_answer(result, [folder / name for name in ("report.html", "report.md", "result.json")])
+    assert f"```\n{capsys.readouterr().out}```\n" in read(README)
 
 
 def test_page_lists_the_levels_that_can_be_made_and_those_that_need_an_imatrix() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -96,6 +98,22 @@ def test_pages_that_the_code_cites_exist() -> None:
 def test_files_that_a_page_names_exist(path: Path) -> None:
     named = set(re.findall(r"(?<![\w/])(?:qres|tests|docs)/[\w/.-]*\w/?(?=[`:,)\s])", read(path)))
     assert {name for name in named if not (ROOT / name).exists()} == set()
+
+
+def test_code_in_pages_imports_what_exists() -> None:
+    """Found in the source: importing it would load llama.cpp into the tests."""
+    blocks = [code for path in PAGES for code in re.findall(r"^ *```python\n(.*?)^ *```", read(path), re.M | re.S)]
+    lines = [node for code in blocks for node in ast.parse(textwrap.dedent(code)).body]
+    imports = [node for node in lines if isinstance(node, ast.ImportFrom) and str(node.module).startswith("qres")]
+    assert imports
+    for node in imports:
+        place = ROOT / str(node.module).replace(".", "/")
+        for name in (alias.name for alias in node.names):
+            if place.is_dir():
+                assert (place / f"{name}.py").is_file(), ast.unparse(node)
+            else:
+                known = re.findall(r"^(?:class |def )?(\w+)", read(place.with_suffix(".py")), re.M)
+                assert name in known, ast.unparse(node)
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
