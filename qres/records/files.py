@@ -10,32 +10,46 @@ class TypeShare:
     """How much of a file one tensor type holds."""
 
     type: str
-    """ggml type name as in the file, e.g. `Q4_K`."""
+    """ggml's name of the type as it is in the file, such as `Q4_K`."""
     tensors: int
+    """Tensors of this type."""
     weights: int
+    """Weights in them."""
     bytes: int
+    """Bytes of their data."""
 
 
 @dataclass(frozen=True)
 class Fallback:
-    """A tensor that llama.cpp could not give the type that the level asks for."""
+    """A tensor that llama.cpp could not give the type that the level asks for.
+
+    Read back from the file: a tensor that was given such a type on purpose looks the same.
+    """
 
     tensor: str
+    """Name of the tensor."""
     wanted: str
+    """Type that the level asks for."""
     type: str
-    """What the file really holds."""
+    """Type that the file really holds."""
     reason: str
+    """Why the wanted type did not fit."""
 
 
 @dataclass(frozen=True)
 class SharedTensors:
-    """Matrices that two files hold byte for byte alike."""
+    """Matrices that two levels hold byte for byte alike."""
 
     a: str
+    """Name of one level."""
     b: str
+    """Name of the other."""
     tensors: int
+    """Identical matrices."""
     of: int
+    """Matrices in each file."""
     bytes: int
+    """Bytes of the identical ones."""
 
 
 @dataclass(frozen=True)
@@ -43,15 +57,18 @@ class LevelFile:
     """A quantized file, from its header."""
 
     path: str
+    """Path of the file; of a split one, of its first shard."""
     file_type: str
-    """What `general.file_type` claims."""
+    """What `general.file_type` claims; empty when the file does not say."""
     bytes: int
-    """Of all its shards."""
+    """Size of the file, all its shards together."""
     bpw: float
-    """8 * bytes of tensor data / weights, from the file."""
+    """8 * bytes of tensor data / weights, counted in the file."""
     nominal_bpw: float | None
-    """What people expect of the level; None for one that llama-quantize does not know."""
+    """What people expect of the level (Llama-3.1-8B's figure); None for an unknown level."""
     types: tuple[TypeShare, ...]
+    """What each tensor type holds."""
     fallback_tensors: tuple[Fallback, ...]
+    """Tensors that could not get the type that the level asks for."""
     tensor_types: tuple[str, ...]
     """Type of each of `Result.tensors` in this file; empty text where the file lacks it."""

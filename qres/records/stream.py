@@ -7,7 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class NonFinite:
-    """Where a model's values stop being finite: the first computation whose output is not."""
+    """Where a model's values stop being finite: the first computation whose output is not.
+
+    On the first chunk where that happened.
+    """
 
     model: str
     """`reference`, or the level."""
@@ -15,18 +18,19 @@ class NonFinite:
     """The branch that it happens in, such as `3.ffn`; `head` behind the last one; empty when the stream was not
     mapped."""
     layer: int | None
+    """Block number of the last weight used."""
     operation: str
     """ggml's operation, such as `MUL_MAT`."""
     label: str
-    """llama.cpp's name for its output."""
+    """llama.cpp's name of its output."""
     tensor: str
     """The weight that enters there; empty when there is none."""
     token: int | None
-    """First position in the chunk that is affected."""
+    """First position of the chunk that is affected."""
     where: str
-    """Which chunk."""
+    """Which chunk of which text."""
     input_absmax: float | None
-    """Largest finite magnitude that the weight was multiplied with."""
+    """Largest finite magnitude that the weight was multiplied with; beyond 65504 it overflows in F16."""
     broken_weights: tuple[str, ...] = ()
     """Tensors of the file that hold values that are not finite themselves."""
 
@@ -41,80 +45,112 @@ class NonFinite:
 
 @dataclass(frozen=True)
 class Extreme:
-    """A magnitude beyond 65504, the largest 16-bit float, or beyond half of it."""
+    """A magnitude of the reference beyond 32752, half of the largest 16-bit float.
+
+    Inputs are seen on the first ranking chunk, and on the first one where the reference's output is not finite; the
+    stream on the reporting text, weights in the file.
+    """
 
     model: str
+    """`reference`."""
     what: str
     """`weight`: a value of the tensor; `input`: what the tensor is multiplied with; `stream`: the residual stream."""
     layer: int | None
+    """Block number."""
     name: str
-    """The tensor, or the stream point."""
+    """The tensor, or llama.cpp's name of the stream point."""
     absmax: float
+    """The magnitude."""
 
 
 @dataclass(frozen=True)
 class NoiseFloor:
-    """The reference against itself, in two halves and without flash attention: what is only arithmetic noise."""
+    """The reference against itself in other arithmetic: without flash attention and in two halves.
+
+    On the first ranking chunk. Not measured for diffusion models.
+    """
 
     kld_mean: float | None
+    """Mean KLD over the scored positions of that chunk."""
     drift_median: float | None
-    """Over all stream points."""
+    """Median drift over all stream points and the tokens without massive activations."""
     drift_points: tuple[float | None, ...] = ()
-    """Median drift at each stream point; noise grows along the stream as drift does."""
+    """The same at each stream point: noise grows along the stream as drift does."""
 
 
 @dataclass(frozen=True)
 class Health:
-    """The reference's stream at one point, over the tokens without massive activations unless said otherwise."""
+    """The reference's stream at one point, on the reporting text.
+
+    Tokens with massive activations are left out unless the field says otherwise.
+    """
 
     index: int
+    """0 is the stream after the embedding, j the stream after residual add j."""
     layer: int | None
+    """Block number; None for the embedding."""
     branch: str
+    """Kind of branch that was added last, as in `Point`."""
     label: str
+    """llama.cpp's name of the tensor; names are not unique."""
     norm_median: float | None
+    """Euclidean norm of a token's vector, median over tokens."""
     mean: float | None
+    """Mean value, averaged over tokens."""
     variance: float | None
+    """Variance of a token's values, averaged over tokens."""
     absmax: float | None
-    """Over all tokens, massive ones included."""
+    """Largest absolute value over all tokens, massive ones included."""
     kurtosis: float | None
-    """Of the values of one token, median over tokens; 3 for a normal distribution."""
+    """Kurtosis of the values of one token, median over tokens; 3 for a normal distribution."""
     participation: float | None
-    """(sum x^2)^2 / sum x^4 per token, median: how many channels carry the stream."""
+    """(sum x^2)^2 / sum x^4 per token, median over tokens: how many channels carry the stream."""
     f16_headroom: float | None
-    """65504 / absmax; below 1 the point does not fit 16-bit float."""
+    """65504 / `absmax`; below 1 the point does not fit 16-bit float."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """One stream point of one level. Index 0 is the stream after the embedding; point j comes after residual add j.
+    """One stream point of one level, on the reporting text.
 
-    `_median` and `_p95` are over tokens. Drift is |x^q - x| / |x| in the free-running quantized model.
+    Quantiles are over tokens without massive activations.
     """
 
     index: int
+    """0 is the stream after the embedding, j the stream after residual add j."""
     layer: int | None
+    """Block number; None for the embedding."""
     branch: str
-    """`embedding`, `attention`, `ffn`, `moe`, `ssm`, `conv`, ... or several joined by `+`."""
+    """`embedding`, `attention`, `ffn`, `moe`, `ssm`, `conv`, `rwkv` or `other`, by the weights behind the branch."""
     label: str
+    """llama.cpp's name of the tensor; names are not unique."""
     weights: tuple[str, ...]
     """Tensors of the file behind the branch."""
     ratio_median: float | None
-    """|branch| / |stream that the branch reads| in the quantized model; above 1 the branch overwrites the stream."""
+    """Branch ratio of the free-running quantized model, |branch| / |stream that it reads|; above 1 the branch
+    overwrites the stream. None for the embedding."""
     ratio_p95: float | None
+    """95 % quantile of the branch ratio."""
     reference_ratio_median: float | None
+    """Branch ratio of the reference."""
     drift_median: float | None
+    """Free-run drift, |x^q - x| / |x|."""
     drift_p95: float | None
+    """95 % quantile of the drift."""
     drift_growth: float | None
-    """drift_median over that of the point before."""
+    """`drift_median` over that of the point before; None at the first point."""
     cosine_median: float | None
+    """Cosine of the quantized and the reference's stream."""
     sqnr_db: float | None
-    """-20 log10(drift_median)."""
+    """-20 log10(`drift_median`), None when the drift is 0."""
     local_error_median: float | None
-    """|b^ - b| / |b|, b^ computed by the quantized layer on the reference's stream."""
+    """Error of the branch, computed by the quantized layer on the reference's stream, over the branch: |b^ - b| /
+    |b|."""
     injected_error_median: float | None
-    """|b^ - b| / |x|: what the layer's own weights put into the stream."""
+    """The same error over the stream that it goes into, |b^ - b| / |x|: what the layer's own weights put there."""
     ledger_share: float | None
     """This point's part of the final drift; over all points they add up to 1."""
     generated_share: float | None
-    """The part of `ledger_share` made by the layer's own weights; the rest it inherited from drift below."""
+    """The part of `ledger_share` that the layer's own weights made; the rest is inherited from drift below."""
     absmax: float | None
+    """Largest absolute value of the quantized stream over all tokens."""
