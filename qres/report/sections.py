@@ -8,10 +8,10 @@ from typing import Any
 
 from qres.records.result import Result
 from qres.report import paragraphs
+from qres.report.charts import prediction as prediction_charts
 from qres.report.charts import recipes as recipe_charts
 from qres.report.charts import scan as scan_charts
-from qres.report.charts import sensitivity as sensitivity_charts
-from qres.report.tables import files, layers, levels, recipes, sensitivity
+from qres.report.tables import files, layers, levels, prediction, recipes
 from qres.report.tables.table import Table
 from qres.report.words import FIGURES, Reading
 
@@ -47,8 +47,8 @@ _CHARTS: dict[str, Callable[[Result], dict[str, Any] | None]] = {
     "own_error": scan_charts.own_error,
     "ledger": scan_charts.ledger,
     "recipes": recipe_charts.recipes,
-    "trust": sensitivity_charts.trust,
-    "tensors": sensitivity_charts.tensors,
+    "trust": prediction_charts.trust,
+    "tensors": prediction_charts.tensors,
 }
 
 
@@ -144,10 +144,10 @@ def _trust(result: Result) -> Section:
         "measured. Only units that have both can be compared, so these figures say how far to believe the others."
     )
     made = _filled(
-        sensitivity.trust(result),
-        sensitivity.worst(result),
-        sensitivity.calibration(result),
-        sensitivity.replay(result),
+        prediction.trust(result),
+        prediction.worst(result),
+        prediction.calibration(result),
+        prediction.replay(result),
     )
     return Section(name, title, (intro, _figure("trust", result), *made))
 
@@ -161,9 +161,9 @@ def _tensors(result: Result) -> Section:
         "else exact. They are shown as calculated, not calibrated."
     )
     made = _filled(
-        sensitivity.by_role(result),
-        *(sensitivity.most_sensitive(result, level) for level in result.levels),
-        sensitivity.every_tensor(result),
+        prediction.by_role(result),
+        *(prediction.most_sensitive(result, level) for level in result.levels),
+        prediction.every_tensor(result),
     )
     return Section(name, title, (intro, _figure("tensors", result), *made))
 

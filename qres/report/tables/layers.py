@@ -8,7 +8,7 @@ from qres.records.result import Level, Result
 from qres.records.stream import Point
 from qres.records.units import KeepCheck, RankCorrelation
 from qres.report.formatting import NA, against_floor, fixed, mib, percent, significant
-from qres.report.tables import sensitivity
+from qres.report.tables import prediction
 from qres.report.tables.table import Cell, Column, Table, number, table, text
 
 MEASURES = (
@@ -55,7 +55,7 @@ def units(result: Result, level: Level) -> Table:
     columns = (
         Column("unit", "text"),
         Column("KLD ± SE"),
-        *sensitivity.unit_column(level),
+        *prediction.unit_column(level),
         Column("how", "text"),
         Column("injected error"),
         Column("local error"),
@@ -69,7 +69,7 @@ def units(result: Result, level: Level) -> Table:
         (
             text(unit.unit),
             number(unit.kld, against_floor(unit.kld, floor, unit.kld_se)),
-            *sensitivity.unit_cell(unit, level),
+            *prediction.unit_cell(unit, level),
             text(unit.method),
             *(
                 number(value, significant(value))
@@ -85,7 +85,7 @@ def units(result: Result, level: Level) -> Table:
     measured = sum(unit.kld is not None for unit in every)
     note = (
         f"{measured} of {len(every)} units measured, each quantized alone in an otherwise exact model, on the "
-        f"ranking text ({result.settings.rank_text}).{sensitivity.unit_note(level)}"
+        f"ranking text ({result.settings.rank_text}).{prediction.unit_note(level)}"
     )
     title = f"{level.name}: every unit quantized alone"
     return table(f"units-{level.name}", title, columns, rows, note=note, folded=len(level.sensitivity.units) > 12)

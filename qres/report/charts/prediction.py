@@ -7,7 +7,7 @@ import altair as alt
 from qres.records.result import Result
 from qres.report.charts import parts
 from qres.report.charts.parts import Choice, Layer, Spec, tip
-from qres.report.rows import sensitivity, stream
+from qres.report.rows import prediction, stream
 from qres.report.rows.stream import Row
 from qres.report.tables import levels
 
@@ -18,7 +18,7 @@ _CELL = 24
 
 def trust(result: Result) -> Spec | None:
     """Predicted against patched KLD of the units that have both."""
-    rows = sensitivity.pairs(result)
+    rows = prediction.pairs(result)
     if not rows:
         return None
     chosen = parts.level_choice(result, rows)
@@ -39,18 +39,18 @@ def trust(result: Result) -> Spec | None:
 
 def tensors(result: Result) -> Spec | None:
     """Predicted KLD of every layer and role, with one type asked for."""
-    rows = sensitivity.heat(result)
+    rows = prediction.heat(result)
     if not rows:
         return None
     names = parts.values(rows, "base")
     first = levels.focus(result)
-    wanted = sensitivity.base_types(result).get(first.name) if first else None
+    wanted = prediction.base_types(result).get(first.name) if first else None
     chosen = parts.choice("base", "Asked for", names, wanted if wanted in names else names[0])
-    order = ["emb", *(str(layer) for layer in range(result.reference.n_layer)), sensitivity.OTHER, "head"]
+    order = ["emb", *(str(layer) for layer in range(result.reference.n_layer)), prediction.OTHER, "head"]
     shown = [name for name in order if name in set(parts.values(rows, "layer"))]
     step = parts.layer_step(result)
     labels = [name for name in shown if not name.isdigit() or int(name) % step == 0]
-    roles = [role.name for role in sensitivity.roles(result) if role.name in set(parts.values(rows, "role"))]
+    roles = [role.name for role in prediction.roles(result) if role.name in set(parts.values(rows, "role"))]
     axis = alt.Axis(labelAngle=0, labelOverlap="greedy", values=labels)
     colour = alt.Legend(
         orient="top",
@@ -88,7 +88,7 @@ def _dots(result: Result, rows: list[Row], chosen: Choice | None) -> alt.Chart:
 
 def _guides(result: Result, rows: list[Row], chosen: Choice | None, x: alt.X, y: alt.Y) -> list[Layer]:
     """The diagonal, which also gives both axes the same range, and the noise floor where it is within."""
-    ranges = sensitivity.ranges(rows)
+    ranges = prediction.ranges(rows)
     ends = [{"level": level, "x": end, "value": end} for level, both in ranges.items() for end in both]
     found: list[Layer] = [parts.chart(ends, chosen).mark_line(style="guide").encode(x=x, y=y)]
     floor = result.noise_floor.kld_mean
@@ -108,7 +108,7 @@ def _floor(level: str, floor: float, low: float, high: float) -> Row:
 
 def _names(rows: list[Row], chosen: Choice | None, x: alt.X, y: alt.Y) -> list[Layer]:
     """The worst units by name: towards the middle of the chart, neighbours above and below their points."""
-    middle = {level: low**0.5 * high**0.5 for level, (low, high) in sensitivity.ranges(rows).items()}
+    middle = {level: low**0.5 * high**0.5 for level, (low, high) in prediction.ranges(rows).items()}
     places: dict[tuple[str, str], tuple[bool, bool]] = {}
     named = [row for row in sorted(rows, key=lambda row: (row["level"], row["x"])) if row["name"]]
     for index, row in enumerate(named):

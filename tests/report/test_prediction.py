@@ -17,12 +17,12 @@ from qres.records.prediction import Calibration, Prediction, TensorDamage, TypeD
 from qres.records.result import Level, Result
 from qres.records.units import Additivity, RankCorrelation
 from qres.report import html, paragraphs, sections
-from qres.report.charts import sensitivity as sensitivity_charts
+from qres.report.charts import prediction as prediction_charts
 from qres.report.formatting import PREDICTED, plus_minus, significant
 from qres.report.markdown import render_markdown
-from qres.report.rows import sensitivity as sensitivity_rows
+from qres.report.rows import prediction as prediction_rows
 from qres.report.tables import layers
-from qres.report.tables import sensitivity as sensitivity_tables
+from qres.report.tables import prediction as prediction_tables
 from qres.report.tables.table import Table
 from tests.effort import lines_run
 from tests.examples.levels import changed_level
@@ -258,25 +258,25 @@ def test_unused_replay_is_one_sentence_with_its_reason() -> None:
 
 
 def test_trust_says_what_it_was_compared_on() -> None:
-    table = sensitivity_tables.trust(example())
+    table = prediction_tables.trust(example())
     assert table.rows[0] == ("Q4_K_M", "13", "8", "4", "0.92", "1.09")
     assert "drawn from all others" in table.note
     every = dataclasses.replace(example(), settings=dataclasses.replace(example().settings, units="all"))
-    assert sensitivity_tables.trust(every).note.startswith("All units were patched.")
+    assert prediction_tables.trust(every).note.startswith("All units were patched.")
 
 
 def test_level_without_trust_keeps_its_row_and_is_named() -> None:
     result = with_level(trust=None)
-    table = sensitivity_tables.trust(result)
+    table = prediction_tables.trust(result)
     assert table.rows[0] == ("Q4_K_M", "n/a", "n/a", "n/a", "n/a", "n/a")
     assert "No comparison was made at Q4_K_M." in table.note
-    assert set(column(sensitivity_tables.worst(result), "level")) == {"Q8_0"}
+    assert set(column(prediction_tables.worst(result), "level")) == {"Q8_0"}
     assert "trust" in names(result)
     assert "| Q4_K_M | n/a | n/a |" in render_markdown(result).text
 
 
 def test_worst_units_have_both_numbers_and_their_ratio() -> None:
-    table = sensitivity_tables.worst(example())
+    table = prediction_tables.worst(example())
     level = example().levels[0]
     assert level.sensitivity.trust is not None
     assert column(table, "unit")[:3] == list(level.sensitivity.trust.worst)
@@ -292,17 +292,17 @@ def test_worst_unit_that_is_gone_is_left_out() -> None:
     trust = example().levels[0].sensitivity.trust
     assert trust is not None
     result = with_level(trust=dataclasses.replace(trust, worst=("99.ffn",)))
-    assert set(column(sensitivity_tables.worst(result), "level")) == {"Q8_0"}
+    assert set(column(prediction_tables.worst(result), "level")) == {"Q8_0"}
 
 
 def test_calibration_names_both_sums() -> None:
     result = with_level(calibration=Calibration(1.22, 0.0641, 0.003, 0.0779))
-    assert sensitivity_tables.calibration(result).rows[0] == ("Q4_K_M", "≈0.0641 ± 0.0030", "0.0779", "1.22")
-    assert len(sensitivity_tables.calibration(with_level(calibration=None)).rows) == 1
+    assert prediction_tables.calibration(result).rows[0] == ("Q4_K_M", "≈0.0641 ± 0.0030", "0.0779", "1.22")
+    assert len(prediction_tables.calibration(with_level(calibration=None)).rows) == 1
 
 
 def test_replay_shows_its_own_check() -> None:
-    table = sensitivity_tables.replay(with_sensitivity(imatrix="im.gguf", replay_nmse=None))
+    table = prediction_tables.replay(with_sensitivity(imatrix="im.gguf", replay_nmse=None))
     rows = {name: value for name, value in table.rows}  # noqa: C416 - dict() does not take rows of any length
     assert rows["KLD against llama.cpp"] == "2.40e−6, limit 0.000100"
     assert rows["squared error of the logits"] == "n/a of their variance"
@@ -315,10 +315,10 @@ def test_replay_shows_its_own_check() -> None:
 
 
 def test_roles_add_up_over_layers_smallest_type_first() -> None:
-    table = sensitivity_tables.by_role(example())
+    table = prediction_tables.by_role(example())
     titles = [col.title for col in table.columns[3:]]
     assert titles == [f"predicted {name}" for name in ("Q4_0", "Q4_K", "Q5_0", "Q6_K", "Q8_0")]
-    bits = list(sensitivity_rows.type_bits(found(example()).tensors).values())
+    bits = list(prediction_rows.type_bits(found(example()).tensors).values())
     assert bits == sorted(bits)
     place = column(table, "role").index("attention v")
     rows = [row for row in found(example()).tensors if row.role == "attention v"]
@@ -328,7 +328,7 @@ def test_roles_add_up_over_layers_smallest_type_first() -> None:
 
 
 def test_roles_say_where_a_type_does_not_fit_or_has_no_value() -> None:
-    table = sensitivity_tables.by_role(example())
+    table = prediction_tables.by_role(example())
     place = column(table, "role").index("attention k")
     assert table.rows[place][4] == "—"
     assert table.keys[place][4] is None
@@ -339,14 +339,14 @@ def test_roles_say_where_a_type_does_not_fit_or_has_no_value() -> None:
 def test_role_with_no_finite_value_is_not_zero() -> None:
     row = TensorDamage("x", "odd", "0.ffn", 0, 256, (TypeDamage("Q4_0", 144, None, None),))
     result = with_sensitivity(tensors=(row,))
-    assert sensitivity_tables.by_role(result).rows == (("odd", "1", "0.0", "n/a"),)
-    assert sensitivity_charts.tensors(result) is None
+    assert prediction_tables.by_role(result).rows == (("odd", "1", "0.0", "n/a"),)
+    assert prediction_charts.tensors(result) is None
     assert "Not drawn" in render_markdown(result).text
 
 
 def test_most_sensitive_are_sorted_and_at_the_base_type_or_its_fallback() -> None:
     level = example().levels[0]
-    table = sensitivity_tables.most_sensitive(example(), level)
+    table = prediction_tables.most_sensitive(example(), level)
     keys = [row[5] for row in table.keys]
     assert len(keys) == 20
     assert keys == sorted(keys, key=lambda key: -(key or 0))
@@ -354,16 +354,16 @@ def test_most_sensitive_are_sorted_and_at_the_base_type_or_its_fallback() -> Non
     assert all(name == ("Q4_K" if "ffn_down" in tensor else "Q5_0") for tensor, name in types.items())
     assert set(types.values()) == {"Q4_K", "Q5_0"}
     assert "Not calibrated" in table.note
-    assert sensitivity_rows.base_types(example()) == {"Q4_K_M": "Q4_K", "Q8_0": "Q8_0"}
+    assert prediction_rows.base_types(example()) == {"Q4_K_M": "Q4_K", "Q8_0": "Q8_0"}
 
 
 def test_level_of_an_unknown_recipe_is_asked_for_the_type_of_most_of_its_tensors() -> None:
     result = with_level(name="mine", file_type="")
-    assert sensitivity_rows.base_types(result)["mine"] == "Q5_0"
+    assert prediction_rows.base_types(result)["mine"] == "Q5_0"
 
 
 def test_every_tensor_is_on_the_page_only() -> None:
-    table = sensitivity_tables.every_tensor(example())
+    table = prediction_tables.every_tensor(example())
     assert len(table.rows) == len(found(example()).tensors) == 44
     assert "Every tensor at every type" not in render_markdown(example()).text
     assert "Every tensor at every type" in html.render_html(example())
@@ -372,8 +372,8 @@ def test_every_tensor_is_on_the_page_only() -> None:
 def test_level_of_types_that_were_not_predicted_has_no_list() -> None:
     shares = (TypeShare("IQ1_S", 3, 30, 7),)
     result = with_level(types=shares, name="mine", file_type="ftype 99")
-    assert sensitivity_tables.most_sensitive(result, result.levels[0]).rows == ()
-    assert sensitivity_tables.most_sensitive(result, result.levels[1]).rows != ()
+    assert prediction_tables.most_sensitive(result, result.levels[0]).rows == ()
+    assert prediction_tables.most_sensitive(result, result.levels[1]).rows != ()
 
 
 def test_used_sensitivity_without_tensors_is_said() -> None:
@@ -383,7 +383,7 @@ def test_used_sensitivity_without_tensors_is_said() -> None:
 
 def test_tensor_of_no_layer_and_no_unit_has_a_place() -> None:
     row = TensorDamage("x", "other", "", None, 256, (TypeDamage("Q5_0", 176, 0.1, None),))
-    rows = sensitivity_rows.heat(with_sensitivity(tensors=(row,)))
+    rows = prediction_rows.heat(with_sensitivity(tensors=(row,)))
     assert [(one["layer"], one["text"]) for one in rows] == [("none", "≈0.100")]
 
 
@@ -429,10 +429,10 @@ def test_work_grows_with_the_tensors_and_no_faster() -> None:
 
 
 def test_scatter_is_of_units_with_both_and_has_one_range_for_both_axes() -> None:
-    rows = sensitivity_rows.pairs(example())
+    rows = prediction_rows.pairs(example())
     assert len(rows) == 26
     assert "2.attention" not in {row["label"] for row in rows if row["level"] == "Q4_K_M"}
-    low, high = sensitivity_rows.ranges(rows)["Q4_K_M"]
+    low, high = prediction_rows.ranges(rows)["Q4_K_M"]
     chosen = [row for row in rows if row["level"] == "Q4_K_M"]
     assert all(low <= row[end] <= high for row in chosen for end in ("x", "value", "left", "right", "low", "high"))
     assert {row["name"] for row in chosen} - {""} == {"3.ffn", "4.attention", "2.ffn"}
@@ -440,20 +440,20 @@ def test_scatter_is_of_units_with_both_and_has_one_range_for_both_axes() -> None
 
 
 def test_noise_floor_is_drawn_only_within_the_range() -> None:
-    spec = sensitivity_charts.trust(example())
+    spec = prediction_charts.trust(example())
     assert spec is not None
     floors = [row for rows in spec["datasets"].values() for row in rows if row.get("words") == "noise floor"]
     assert {(row["level"], row["shown"]) for row in floors} == {("Q4_K_M", 0), ("Q8_0", 1)}
 
 
 def test_heat_map_offers_the_type_of_every_level() -> None:
-    spec = sensitivity_charts.tensors(example())
+    spec = prediction_charts.tensors(example())
     assert spec is not None
     (param,) = spec["params"]
     assert param["bind"]["options"] == ["Q4_K", "Q8_0"]
     assert param["value"] == "Q4_K"
     one = dataclasses.replace(example(), levels=example().levels[:1])
-    alone = sensitivity_charts.tensors(one)
+    alone = prediction_charts.tensors(one)
     assert alone is not None
     assert "params" not in alone
 
@@ -461,7 +461,7 @@ def test_heat_map_offers_the_type_of_every_level() -> None:
 def test_scatter_without_pairs_is_not_drawn() -> None:
     units = tuple(dataclasses.replace(unit, kld=0.0) for unit in example().levels[0].sensitivity.units)
     result = dataclasses.replace(example(), levels=(changed_level(example().levels[0], units=units),))
-    assert sensitivity_charts.trust(result) is None
+    assert prediction_charts.trust(result) is None
 
 
 # -- what the stream says

@@ -6,8 +6,8 @@ from qres.records.prediction import TensorDamage
 from qres.records.result import Level, Result
 from qres.records.units import Unit
 from qres.report.formatting import NA, PREDICTED, against_floor, count, fixed, mib, percent, predicted, significant
-from qres.report.rows import sensitivity
-from qres.report.rows.sensitivity import Role, predicts
+from qres.report.rows import prediction
+from qres.report.rows.prediction import Role, predicts
 from qres.report.tables.table import Cell, Column, Table, number, table, text
 
 NO_TYPE = "—"
@@ -135,7 +135,7 @@ def replay(result: Result) -> Table:
 
 def by_role(result: Result) -> Table:
     """Predicted KLD summed over layers: roles against types, smallest type first."""
-    bits = sensitivity.type_bits(sensitivity.tensors(result))
+    bits = prediction.type_bits(prediction.tensors(result))
     columns = (
         Column("role", "text"),
         Column("tensors"),
@@ -149,7 +149,7 @@ def by_role(result: Result) -> Table:
             number(role.weights, fixed(role.weights / 1e6, 1)),
             *(_sum(role, name) for name in bits),
         )
-        for role in sensitivity.roles(result)
+        for role in prediction.roles(result)
     )
     sizes = ", ".join(f"{name} {fixed(value)}" for name, value in bits.items())
     note = (
@@ -161,9 +161,9 @@ def by_role(result: Result) -> Table:
 
 def most_sensitive(result: Result, level: Level) -> Table:
     """The tensors with the largest prediction when all are asked for the level's base type."""
-    name = sensitivity.base_types(result).get(level.name)
+    name = prediction.base_types(result).get(level.name)
     found = [
-        (row, damage) for row in sensitivity.tensors(result) if name and (damage := sensitivity.asked_for(row, name))
+        (row, damage) for row in prediction.tensors(result) if name and (damage := prediction.asked_for(row, name))
     ]
     total = sum(damage.predicted_kld or 0.0 for _, damage in found)
     known = sorted(
@@ -202,8 +202,8 @@ def most_sensitive(result: Result, level: Level) -> Table:
 
 def every_tensor(result: Result) -> Table:
     """Every tensor at every type; for the page."""
-    tensors = sensitivity.tensors(result)
-    names = list(sensitivity.type_bits(tensors))
+    tensors = prediction.tensors(result)
+    names = list(prediction.type_bits(tensors))
     columns = (
         Column("tensor", "code"),
         Column("role", "text"),
