@@ -44,6 +44,12 @@ def test_imports_are_absolute() -> None:
     assert [module for module, tree in MODULES.items() if any(name.startswith(".") for name in imports(tree))] == []
 
 
+def test_private_names_stay_in_their_module() -> None:
+    for module, tree in MODULES.items():
+        names = (alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names)
+        assert [name for name in names if name.startswith("_") and not name.startswith("__")] == [], module
+
+
 def test_libraries_are_imported_by_import_statements() -> None:
     for module, tree in MODULES.items():
         calls = {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
@@ -114,4 +120,9 @@ def test_importing_the_cli_loads_nothing_heavy() -> None:
     heavy = {"llama_cpp", "torch", "altair", "vl_convert", "numpy", "gguf", "jinja2", "msgspec", "multiprocessing"}
     assert {name for name in loaded if name.split(".")[0] in heavy} == set()
     ours = {name for name in loaded if name.split(".")[0] == "qres"}
-    assert {name for name in ours if not name.startswith("qres.cli")} == {"qres", "qres.errors"}
+    assert {name for name in ours if not name.startswith("qres.cli")} == {
+        "qres",
+        "qres.cpus",
+        "qres.errors",
+        "qres.version",
+    }

@@ -22,7 +22,6 @@ rises by less than 3 %, two standard errors included. No law is behind the two n
 next-token text starts to notice, by our judgement, and every report prints them beside the measured figures so that a
 reader can judge otherwise."""
 
-
 ABSURD_PPL = 1000.0
 """No working language model has this perplexity on a text in a language that it knows."""
 

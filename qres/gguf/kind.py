@@ -10,7 +10,6 @@ from qres.gguf.names import block_number
 
 _REAL_MODEL = "give the GGUF of a language model that predicts the next token"
 
-
 _EMBEDDING = frozenset({"gemma-embedding", "llama-embed", "t5encoder"})  # besides everything called *bert*
 _BY_ARCHITECTURE = {
     "clip": "mmproj",

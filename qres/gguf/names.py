@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 
+BLOCK = re.compile(r"^(?:\w+\.)?blk\.(\d{1,9})\.(.+)$")
+"""Block number, and what follows it; an encoder's and a decoder's names begin with `enc.` and `dec.`."""
+
 _PARTS: tuple[tuple[str, str], ...] = (
     (r"attn_(q|k|v|qkv|output|gate)\.", "attention {0}"),
     (r"attn_(q_a|q_b|kv_a_mqa|kv_b|k_b|v_b|kv_a)\.", "attention {0}"),
@@ -20,6 +23,12 @@ _PARTS: tuple[tuple[str, str], ...] = (
 _RULES = tuple((re.compile(pattern), text) for pattern, text in _PARTS)
 
 
+def block_number(name: str) -> int | None:
+    """The block that a weight belongs to, by its GGUF name; None for one outside the blocks."""
+    match = BLOCK.match(name)
+    return int(match[1]) if match else None
+
+
 def role(tensor: str, unit: str) -> str:
     """The role of a matrix.
 
@@ -32,12 +41,3 @@ def role(tensor: str, unit: str) -> str:
     block = BLOCK.match(tensor)
     matches = ((pattern.match(block[2]), text) for pattern, text in _RULES) if block else ()
     return next((text.format(*found.groups()) for found, text in matches if found), "other")
-
-
-BLOCK = re.compile(r"^(?:\w+\.)?blk\.(\d{1,9})\.(.+)$")
-
-
-def block_number(name: str) -> int | None:
-    """The block that a weight belongs to, by its GGUF name; None for one outside the blocks."""
-    match = BLOCK.match(name)
-    return int(match[1]) if match else None

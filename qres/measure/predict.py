@@ -1,8 +1,4 @@
-"""Prediction within a scan: what to predict, which units to patch after it, and how far the two agree.
-
-The prediction costs about ten decodes per chunk and knows every tensor; patching costs one decode per unit and chunk,
-and is measured. So the prediction chooses what is patched: the worst units, and as a test of itself some at random.
-"""
+"""Prediction within a scan: what to predict, and the table of it as a record."""
 
 from __future__ import annotations
 

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from qres.errors import InputError, QresError, UsageError
+from qres.events import Listener
 from qres.gguf import claims, model_file
 from qres.gguf.difference import shape_difference, tokenizer_difference, vector_difference
 from qres.gguf.inventory import Inventory
 from qres.printable import show
 
 _GIVE = "give quantized files of this reference"
-
-
-Note = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -29,7 +27,7 @@ class Given:
     """What a reader of the result must know."""
 
 
-def read_inputs(model: Path, files: Sequence[Path], note: Note) -> Given:
+def read_inputs(model: Path, files: Sequence[Path], listener: Listener) -> Given:
     """Read the arguments, drop repetitions, and find out which one is the 16-bit model: their order does not matter.
 
     Raises:
@@ -38,7 +36,7 @@ def read_inputs(model: Path, files: Sequence[Path], note: Note) -> Given:
         UsageError: several 16-bit models behind one that is not.
     """
     first = model_file.read(model)
-    others = _once([model_file.read(path) for path in files], note)
+    others = _once([model_file.read(path) for path in files], listener)
     remarks: list[str] = []
     full = [other for other in others if other.is_16bit]
     if full and not first.is_16bit:
@@ -47,9 +45,9 @@ def read_inputs(model: Path, files: Sequence[Path], note: Note) -> Given:
                 f"{first.path.name} is not 16 bit, {' and '.join(other.path.name for other in full)} are",
                 "give the one to compare with first",
             )
-        others = _once([first, *(other for other in others if other is not full[0])], note)
+        others = _once([first, *(other for other in others if other is not full[0])], listener)
         first = full[0]
-        note(f"Taken as the reference: {first.path.name}, the 16-bit one")
+        listener.note(f"Taken as the reference: {first.path.name}, the 16-bit one")
     model_file.require_language_model(first, "reference")
     if not first.is_16bit:
         kind = first.file_type or "already quantized"
@@ -64,7 +62,7 @@ def read_inputs(model: Path, files: Sequence[Path], note: Note) -> Given:
     for other in others:
         _require_same_model(first, other)
         if other.path.samefile(first.path):
-            note(f"{other.path.name} is the reference itself: every difference will be 0")
+            listener.note(f"{other.path.name} is the reference itself: every difference will be 0")
             continue
         vector = vector_difference(first, other)
         if vector:
@@ -75,12 +73,12 @@ def read_inputs(model: Path, files: Sequence[Path], note: Note) -> Given:
     return Given(first, tuple(others), tuple(remarks))
 
 
-def _once(files: Sequence[Inventory], note: Note) -> list[Inventory]:
+def _once(files: Sequence[Inventory], listener: Listener) -> list[Inventory]:
     """Each file once: a link, or another shard of the same set, is the same file."""
     kept: list[Inventory] = []
     for inventory in files:
         if any(inventory.path.samefile(other.path) for other in kept):
-            note(f"{inventory.path.name} was given twice: it is measured once")
+            listener.note(f"{inventory.path.name} was given twice: it is measured once")
         else:
             kept.append(inventory)
     return kept

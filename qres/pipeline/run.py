@@ -50,7 +50,7 @@ def scan(options: ScanOptions, listener: Listener) -> Result:
     """
     started = time.monotonic()
     plan = _plan(options)
-    given = read_inputs(options.model, options.files, listener.note)
+    given = read_inputs(options.model, options.files, listener)
     reference = given.reference
     for remark in given.remarks:
         listener.warn(remark)

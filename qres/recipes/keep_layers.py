@@ -5,11 +5,9 @@ from __future__ import annotations
 from qres.errors import UsageError
 from qres.gguf.names import block_number
 from qres.recipes.choices import Choices, TensorOptions, loss_of
-from qres.recipes.plan import _plan, base_level, of_types
+from qres.recipes.plan import base_level, of_types, open_choices
 from qres.recipes.wishes import Wishes
 from qres.records.recipe import Recipe
-
-# -- a level with layers at 16 bit
 
 
 def keep_16bit(choices: Choices, count: int, wishes: Wishes) -> Recipe:
@@ -24,7 +22,7 @@ def keep_16bit(choices: Choices, count: int, wishes: Wishes) -> Recipe:
         UsageError: the level's types have no predictions, or it has fewer layers.
     """
     start = base_level(choices, wishes)
-    plan = _plan(choices, wishes, start)
+    plan = open_choices(choices, wishes, start)
     types = choices.types_by_level[start] | {name: plan.fixed[name] for name in plan.pinned}
     damage: dict[str, float] = {}
     for row in plan.rows:

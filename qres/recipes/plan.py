@@ -23,7 +23,7 @@ NEAR = 1.005
 
 
 @dataclass
-class _Plan:
+class OpenChoices:
     """Options as they are after the wishes, and what there is to say about them."""
 
     rows: list[TensorOptions]
@@ -44,7 +44,7 @@ def make(choices: Choices, budget: Budget, wishes: Wishes) -> Recipe:
         UsageError: a budget that no recipe meets, with what the smallest and largest ones take; a pin without tensors.
     """
     start = base_level(choices, wishes)
-    plan = _plan(choices, wishes, start)
+    plan = open_choices(choices, wishes, start)
     fast = levels.FAST.get(wishes.purpose)
     losses = [
         [
@@ -101,10 +101,10 @@ def _limit(choices: Choices, budget: Budget, start: str) -> int:
     return choices.bytes_of(known[wanted]) + int((budget.more_bpw or 0.0) * choices.n_weights / 8)
 
 
-def _plan(choices: Choices, wishes: Wishes, start: str) -> _Plan:
+def open_choices(choices: Choices, wishes: Wishes, start: str) -> OpenChoices:
     """Apply the pins; what cannot be chosen has the type of the level that recipes start from."""
     held = choices.types_by_level[start]
-    plan = _Plan([], {})
+    plan = OpenChoices([], {})
     matched = [0] * len(wishes.pins)
     for row in choices.rows:
         name = row.tensor.name
@@ -133,12 +133,12 @@ def _plan(choices: Choices, wishes: Wishes, start: str) -> _Plan:
     return plan
 
 
-def _fixed_bytes(choices: Choices, plan: _Plan, is_file: bool) -> int:
+def _fixed_bytes(choices: Choices, plan: OpenChoices, is_file: bool) -> int:
     sizes = (size_of(choices.by_name[name], type_name) for name, type_name in plan.fixed.items())
     return sum(padded(size) if is_file else size for size in sizes)
 
 
-def _impossible(choices: Choices, plan: _Plan, budget: Budget) -> UsageError:
+def _impossible(choices: Choices, plan: OpenChoices, budget: Budget) -> UsageError:
     """What the smallest and the largest recipe would take."""
     ends = []
     for pick in (min, max):
@@ -167,14 +167,14 @@ def _mib(n_bytes: int) -> str:
 
 
 def of_types(
-    choices: Choices, types: Mapping[str, str], budget: str, base: str, wishes: Wishes, plan: _Plan | None = None
+    choices: Choices, types: Mapping[str, str], budget: str, base: str, wishes: Wishes, plan: OpenChoices | None = None
 ) -> Recipe:
     """Given types as a recipe."""
-    return _record(choices, types, budget, base, wishes, plan or _Plan([], {}), None, 0.0)
+    return _record(choices, types, budget, base, wishes, plan or OpenChoices([], {}), None, 0.0)
 
 
 def _recipe(
-    choices: Choices, plan: _Plan, found: Allocation, budget: Budget, wishes: Wishes, limit: int | None
+    choices: Choices, plan: OpenChoices, found: Allocation, budget: Budget, wishes: Wishes, limit: int | None
 ) -> Recipe:
     chosen = {row.tensor.name: row.types[k] for row, k in zip(plan.rows, found.choice, strict=True)}
     types = plan.fixed | chosen
@@ -190,7 +190,7 @@ def _record(
     budget: str,
     base: str,
     wishes: Wishes,
-    plan: _Plan,
+    plan: OpenChoices,
     limit: int | None,
     gap: float,
 ) -> Recipe:
@@ -230,7 +230,7 @@ def _counted(text: str, chunks: int) -> str:
     return text if "chunks" in text else f"{text}, {chunks} chunk{'s' if chunks > 1 else ''}"
 
 
-def _planned(row: TensorOptions, type_name: str, expected: Expected | None, plan: _Plan) -> PlannedTensor:
+def _planned(row: TensorOptions, type_name: str, expected: Expected | None, plan: OpenChoices) -> PlannedTensor:
     loss = loss_of(row, type_name)
     factor = expected.factor if expected else 1.0
     return PlannedTensor(

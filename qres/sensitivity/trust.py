@@ -14,8 +14,6 @@ from qres.records.units import Unit
 from qres.residual.map import ResidualMap
 from qres.sensitivity.prediction import PredictionSums, added
 
-# -- records
-
 
 def calibration(prediction: PredictionSums, types: Mapping[str, str], measured_kld: float | None) -> Calibration | None:
     """What the level's predictions are multiplied with; None where nothing was predicted or measured."""

@@ -12,19 +12,17 @@ import numpy.typing as npt
 import pytest
 
 from qres.errors import InputError, UnsupportedError, UsageError
+from qres.events import Logged
 from qres.gguf import model_file
 from qres.pipeline import candidates, checks, inputs
 from qres.pipeline.options import ScanOptions
 from tests import tiny
+from tests.listening import Heard
 
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     return tiny.write_llama(tmp_path / "tiny.gguf", n_layer=1)
-
-
-def notes() -> list[str]:
-    return []
 
 
 def as_q8(_name: str, values: tiny.Floats) -> tuple[npt.NDArray[np.generic], gguf.GGMLQuantizationType | None]:
@@ -56,33 +54,35 @@ def test_levels_of_two_makers_get_names_of_their_own(model: Path, tmp_path: Path
 
 
 def test_given_say_when_one_is_the_reference(model: Path) -> None:
-    heard: list[str] = []
-    given = inputs.read_inputs(model, (model,), heard.append)
-    assert heard == ["tiny.gguf is the reference itself: every difference will be 0"]
+    heard = Heard()
+    given = inputs.read_inputs(model, (model,), heard)
+    assert heard.texts("note") == ["tiny.gguf is the reference itself: every difference will be 0"]
     assert len(given.files) == 1
 
 
 def test_given_order_does_not_matter(model: Path, tmp_path: Path) -> None:
-    heard: list[str] = []
+    heard = Heard()
     q8 = write_q8(tmp_path / "q8.gguf")
-    given = inputs.read_inputs(q8, (model,), heard.append)
+    given = inputs.read_inputs(q8, (model,), heard)
     assert (given.reference.path, [one.path for one in given.files]) == (model, [q8])
-    assert heard == ["Taken as the reference: tiny.gguf, the 16-bit one"]
-    assert given == inputs.read_inputs(model, (q8,), heard.append)
-    assert len(heard) == 1  # nothing to say about the usual order
+    assert heard.texts("note") == ["Taken as the reference: tiny.gguf, the 16-bit one"]
+    assert given == inputs.read_inputs(model, (q8,), heard)
+    assert len(heard.calls) == 1  # nothing to say about the usual order
     copy = Path(shutil.copy(model, tmp_path / "copy.gguf"))
     with pytest.raises(UsageError, match=r"q8.gguf is not 16 bit, tiny.gguf and copy.gguf are"):
-        inputs.read_inputs(q8, (model, copy), heard.append)
+        inputs.read_inputs(q8, (model, copy), heard)
 
 
 def test_given_files_count_once(model: Path, tmp_path: Path) -> None:
-    heard: list[str] = []
+    heard = Heard()
     q8 = write_q8(tmp_path / "q8.gguf")
     (tmp_path / "link.gguf").symlink_to(q8)
     (tmp_path / "hard.gguf").hardlink_to(q8)
-    given = inputs.read_inputs(model, (q8, tmp_path / "link.gguf", tmp_path / "hard.gguf", q8), heard.append)
+    given = inputs.read_inputs(model, (q8, tmp_path / "link.gguf", tmp_path / "hard.gguf", q8), heard)
     assert [one.path for one in given.files] == [q8]
-    assert heard == [f"{name} was given twice: it is measured once" for name in ("link.gguf", "hard.gguf", "q8.gguf")]
+    assert heard.texts("note") == [
+        f"{name} was given twice: it is measured once" for name in ("link.gguf", "hard.gguf", "q8.gguf")
+    ]
 
 
 def test_given_file_of_another_fine_tune_is_remarked(model: Path, tmp_path: Path) -> None:
@@ -92,15 +92,15 @@ def test_given_file_of_another_fine_tune_is_remarked(model: Path, tmp_path: Path
         return tiny.keep(name, values * np.float32(1.01) if name == "blk.0.ffn_norm.weight" else values)
 
     other = tiny.write_llama(tmp_path / "other.gguf", n_layer=1, change=tuned)
-    (remark,) = inputs.read_inputs(model, (other,), notes().append).remarks
+    (remark,) = inputs.read_inputs(model, (other,), Logged()).remarks
     assert "other.gguf was not made from tiny.gguf: blk.0.ffn_norm.weight differs" in remark
     same = write_q8(tmp_path / "q8.gguf")
-    assert inputs.read_inputs(model, (same,), notes().append).remarks == ()
+    assert inputs.read_inputs(model, (same,), Logged()).remarks == ()
 
 
 def test_given_file_that_is_not_what_it_says_is_called_what_it_is(model: Path, tmp_path: Path) -> None:
     other = tiny.write_llama(tmp_path / "other.gguf", n_layer=1, change=as_q8)  # claims F16
-    given = inputs.read_inputs(model, (other,), notes().append)
+    given = inputs.read_inputs(model, (other,), Logged())
     assert given.remarks == (
         "other.gguf: general.file_type says F16, but 100 % of the weights in the matrices of the blocks are Q8_0.",
     )
@@ -108,7 +108,7 @@ def test_given_file_that_is_not_what_it_says_is_called_what_it_is(model: Path, t
 
 
 def test_given_quantized_reference_is_remarked(model: Path, tmp_path: Path) -> None:
-    (remark,) = inputs.read_inputs(write_q8(tmp_path / "q8.gguf"), (), notes().append).remarks
+    (remark,) = inputs.read_inputs(write_q8(tmp_path / "q8.gguf"), (), Logged()).remarks
     assert "not 16 bit" in remark
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 _CONVERT = "convert the original model with convert_hf_to_gguf.py"
 
-
 _MAGICS = (
     (b"tjgg", "an old GGJT model", _CONVERT),  # the GGML family wrote its magic as a little-endian number
     (b"fmgg", "an old GGMF model", _CONVERT),
