@@ -22,13 +22,6 @@ from qres.native.ggml import declare
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
 
-MAKEABLE = (
-    *("F32", "F16", "BF16", "Q1_0", "Q2_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4", "NVFP4"),
-    *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "TQ1_0", "TQ2_0", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S"),
-    *("IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS"),
-)
-"""The cases of ggml_quantize_chunk, which has no way to ask for them and aborts on any other."""
-
 _ABORTING = frozenset({"IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"})
 """Types that ggml aborts on when the squares it sums overflow (docs/facts.md, 31), and what it can sum without:"""
 _MAX_WEIGHT = 2.0**17
@@ -83,7 +76,7 @@ class _Type:
     block_size: int
     block_bytes: int
     to_float: Callable[[int, int, int], None] | None
-    """None for a type that is not decoded: F32, integers."""
+    """None for a type that is not decoded: F32, integers, F64, and the types of rounded activations."""
 
     def row_bytes(self, n_per_row: int) -> int:
         """Bytes of one row.
@@ -125,6 +118,10 @@ def _read_types() -> dict[str, _Type]:
 
 
 _TYPES = _read_types()
+
+MAKEABLE = tuple(name for name, kind in _TYPES.items() if kind.to_float or kind.id == _F32)
+"""The cases of ggml_quantize_chunk, which has no way to ask for them and aborts on any other: types of weights. They
+are those that ggml decodes to float32, and F32 itself."""
 
 
 def type_id(type_name: str) -> int:
@@ -312,13 +309,12 @@ def _output(out: Floats | None, shape: tuple[int, ...]) -> Floats:
 
 
 def _makeable(type_name: str) -> _Type:
-    if type_name not in MAKEABLE or type_name not in _TYPES:
+    if type_name not in MAKEABLE:
         raise NativeError(f"ggml makes no tensors of type {type_name}")
     return _TYPES[type_name]
 
 
 def _decodable(type_name: str) -> _Type:
-    kind = _TYPES.get(type_name)
-    if kind is None or (kind.to_float is None and kind.id != _F32):
+    if type_name not in MAKEABLE:
         raise NativeError(f"ggml does not decode {type_name}")
-    return kind
+    return _TYPES[type_name]
