@@ -133,14 +133,6 @@ def type_id(type_name: str) -> int:
     return _makeable(type_name).id
 
 
-def requires_importance(type_name: str) -> bool:
-    """Whether ggml makes the type only with an importance matrix.
-
-    llama-quantize asks for one for some more types, where ggml would do without: see `levels.LevelSpec.needs_imatrix`.
-    """
-    return bool(_requires_imatrix(_makeable(type_name).id))
-
-
 def quantize(
     values: npt.NDArray[np.floating[Any]], type_name: str, threads: int, importance: Floats | None = None
 ) -> Bytes:
@@ -247,7 +239,7 @@ class _Quantizer:
             raise NativeError(f"{values.dtype} {values.shape} are not rows of weights")
         row_bytes = kind.row_bytes(values.shape[1])
         if importance is None:
-            if _requires_imatrix(kind.id):
+            if _requires_imatrix(kind.id):  # llama-quantize wants one for more: `levels.LevelSpec.needs_imatrix`
                 raise NativeError(f"{kind.name} needs an importance matrix")
         else:
             importance = np.ascontiguousarray(importance, np.float32)
