@@ -14,6 +14,11 @@ An interrupt (Ctrl-C) ends with 130. `qres.cli.program.main` is the one place th
 from __future__ import annotations
 
 
+def reason_of(error: Exception) -> str:
+    """The system's word for what went wrong (`No space left on device`), else the error's own text."""
+    return str(getattr(error, "strerror", None) or error)
+
+
 class QresError(Exception):
     """An expected failure: one line that says what is wrong, one that says what to do.
 

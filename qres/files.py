@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from qres.errors import ChangedError, InputError
+from qres.errors import ChangedError, InputError, reason_of
 
 
 @contextmanager
@@ -52,7 +52,7 @@ def write_text(path: Path, text: str, instead: str) -> None:
         with whole_file(path) as partial:
             partial.write_text(text, encoding="utf-8", newline="\n")
     except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror or error}", instead) from error
+        raise InputError(f"cannot write {path}: {reason_of(error)}", instead) from error
 
 
 def remove_leftovers(folder: Path, names: str, *, dead_only: bool = False) -> None:
@@ -91,7 +91,7 @@ def stamp(path: Path) -> Stamp:
     try:
         status = path.stat()
     except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}") from error
+        raise InputError(f"cannot read {path}: {reason_of(error)}") from error
     return Stamp(path, status.st_size, status.st_mtime_ns, status.st_ino, status.st_dev)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import filelock
 from pathvalidate import sanitize_filename
 
-from qres.errors import InputError
+from qres.errors import InputError, reason_of
 from qres.files import remove_leftovers, write_text
 from qres.measure.job import STATE_NAME
 from qres.records.as_json import reference_path, to_json
@@ -73,7 +73,7 @@ def output_folder(folder: Path, inputs: Sequence[Path]) -> Iterator[None]:
             raise InputError(f"another scan is writing to {folder}", "wait for it, or choose another --out") from error
         except OSError as error:
             raise InputError(
-                f"cannot write to {folder}: {error.strerror or error}", "choose another folder with --out"
+                f"cannot write to {folder}: {reason_of(error)}", "choose another folder with --out"
             ) from error
         try:
             odd = next((path for path in _written(folder) if path.exists() and not path.is_file()), None)

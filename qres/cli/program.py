@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import typer
 
 from qres.cli.app import app
-from qres.errors import QresError
+from qres.errors import QresError, reason_of
 
 INTERRUPTED = 130
 TERMINATED = 143
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except QresError as error:
         _fail(error.message, error.hint, error.exit_code)
     except OSError as error:  # a full disk or a closed terminal behind standard output
-        _fail(f"cannot write the answer: {error.strerror or error}", "", 3)
+        _fail(f"cannot write the answer: {reason_of(error)}", "", 3)
     except Exception as error:
         if hasattr(error, "format_message"):  # click's own errors: unknown option, missing argument
             if not error.format_message():  # no arguments at all: the help has been shown

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -23,6 +21,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from qres.cli.options import discard_output
 from qres.printable import plain, plain_line, plain_record
 from qres.records.result import Result
 from qres.report.tables import levels, recipes
@@ -93,7 +92,7 @@ class _PatientConsole(Console):
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_output()
 
 
 def answer_console() -> Console:

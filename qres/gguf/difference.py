@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from qres.errors import InputError
+from qres.errors import InputError, reason_of
 from qres.gguf.format.metadata import Digest, Unreadable, Value, array_elements, element_text
 from qres.gguf.format.tensor import Tensor
 from qres.gguf.inventory import Inventory
@@ -176,7 +176,7 @@ def _same_bytes(a: Inventory, tensor: Tensor, b: Inventory, other: Tensor) -> bo
 
 
 def _unreadable(error: OSError) -> InputError:
-    return InputError(f"cannot read {show(error.filename or 'the file')}: {error.strerror or error}")
+    return InputError(f"cannot read {show(error.filename or 'the file')}: {reason_of(error)}")
 
 
 def fingerprint(inventory: Inventory) -> str:

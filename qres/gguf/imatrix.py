@@ -23,7 +23,8 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 
-from qres.errors import InputError, QresError, UsageError
+from qres.arrays import Floats
+from qres.errors import InputError, QresError, UsageError, reason_of
 from qres.files import whole_file
 from qres.gguf.format.cursor import CorruptError, Cursor, corrupt
 from qres.gguf.format.header import ForeignFormatError, Header, read_header
@@ -31,8 +32,6 @@ from qres.gguf.format.metadata import Digest, array_elements
 from qres.gguf.format.tensor import Tensor
 from qres.gguf.inventory import Inventory
 from qres.printable import show
-
-Floats = npt.NDArray[np.float32]
 
 SUMS, COUNTS = ".in_sum2", ".counts"
 _GIVE = "give the file that llama-imatrix, or --make-imatrix, wrote for this model"
@@ -175,7 +174,7 @@ def _values(path: Path, tensors: Mapping[str, Tensor], name: str, suffix: str) -
     try:
         values = np.fromfile(path, "<f4", tensor.n_weights, offset=tensor.offset)
     except OSError as error:
-        raise InputError(f"cannot read {show(path)}: {error.strerror or error}", "check the path") from error
+        raise InputError(f"cannot read {show(path)}: {reason_of(error)}", "check the path") from error
     if values.size < tensor.n_weights:
         raise InputError(f"{show(path)} became shorter while it was read", "do not write to it during the scan")
     return values.astype(np.float32, copy=False)
@@ -251,7 +250,7 @@ def _read_dat(path: Path, foreign: ForeignFormatError) -> Imatrix:
     except CorruptError as error:
         raise error.problem.exception(path) from None
     except OSError as error:
-        raise InputError(f"cannot read {show(path)}: {error.strerror or error}", "check the path") from error
+        raise InputError(f"cannot read {show(path)}: {reason_of(error)}", "check the path") from error
     return _imatrix(path, sums, counts, datasets, max(chunks, 0), 0)
 
 
@@ -313,7 +312,7 @@ def require_writable(path: Path, inputs: Sequence[Path]) -> None:
         folder = next(folder for folder in path.absolute().parents if folder.exists())
         mode = folder.stat().st_mode
     except OSError as error:
-        raise InputError(f"cannot write {show(path)}: {error.strerror or error}", other) from error
+        raise InputError(f"cannot write {show(path)}: {reason_of(error)}", other) from error
     if not stat.S_ISDIR(mode) or not os.access(folder, os.W_OK | os.X_OK):
         reason = "cannot be written" if stat.S_ISDIR(mode) else "is not a folder"
         raise InputError(f"cannot write {show(path)}: {show(folder)} {reason}", other)
@@ -383,5 +382,5 @@ def write(
             finally:
                 writer.close()
     except OSError as error:
-        reason = error.strerror or error
-        raise InputError(f"cannot write {show(path)}: {reason}", "choose another place with --make-imatrix") from error
+        instead = "choose another place with --make-imatrix"
+        raise InputError(f"cannot write {show(path)}: {reason_of(error)}", instead) from error

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qres import levels
-from qres.errors import InputError
+from qres.errors import InputError, reason_of
 from qres.gguf.format.tensor import Tensor
 from qres.gguf.inventory import Inventory
 from qres.levels import F16_MAX
@@ -155,7 +155,7 @@ def _file_bytes(path: Path) -> int:
     try:
         return path.stat().st_size
     except OSError as error:
-        raise InputError(f"cannot read {show(path)}: {error.strerror or error}") from error
+        raise InputError(f"cannot read {show(path)}: {reason_of(error)}") from error
 
 
 def _why_not(tensor: Tensor, file_bytes: int) -> str:
@@ -206,7 +206,7 @@ def _look_at(part: _Range) -> Magnitudes:
                     piece = _measured(part.tensor.name, weights.view(np.uint32), _FLOATS["F32"], start)
                 found = _joined(found, piece)
     except OSError as error:
-        raise InputError(f"cannot read {show(part.path)}: {error.strerror or error}") from error
+        raise InputError(f"cannot read {show(part.path)}: {reason_of(error)}") from error
     return found
 
 

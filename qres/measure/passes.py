@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from qres.errors import QresError
+from qres.errors import QresError, reason_of
 from qres.events import Listener
 from qres.files import require_unchanged
 from qres.measure import checkpoint, predict, summary
@@ -138,7 +138,7 @@ class _Saver:
         try:
             checkpoint.save(self._path, self._state, self._job.about)
         except OSError as error:  # the scan can still be finished
-            self._listener.note(f"The scan cannot be gone on with if it is cut off: {self._path}: {error.strerror}")
+            self._listener.note(f"The scan cannot be gone on with if it is cut off: {self._path}: {reason_of(error)}")
             self._path = None
 
 

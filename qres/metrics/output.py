@@ -47,8 +47,17 @@ class Scored:
     """The likeliest token [n]."""
 
 
+def scored_positions(tokens: int) -> slice:
+    """The positions of a chunk that are scored, as llama-perplexity does: the second half, less the last token.
+
+    >>> scored_positions(8)  # 4, 5 and 6, which predict the tokens 5, 6 and 7
+    slice(4, 7, None)
+    """
+    return slice(tokens // 2, tokens - 1)
+
+
 def score_reference(logits: Floats, tokens: Sequence[int]) -> Scored:
-    """Take the scored positions of a chunk, as llama-perplexity does: the second half, less the last token.
+    """Take the scored positions of a chunk, and what the reference says there.
 
     Args:
         logits: [n_tokens, n_vocab].
@@ -58,18 +67,16 @@ def score_reference(logits: Floats, tokens: Sequence[int]) -> Scored:
     >>> scored.first, scored.targets.tolist(), scored.p.tolist()
     (2, [1], [[0.5, 0.5]])
     """
-    first = len(tokens) // 2
-    targets = np.asarray(tokens[first + 1 :], dtype=np.int64)
-    rows = np.array(
-        logits[first : len(tokens) - 1], dtype=np.float32
-    )  # a copy: the buffer is reused by the next decode
+    where = scored_positions(len(tokens))
+    targets = np.asarray(tokens[where.start + 1 :], dtype=np.int64)
+    rows = np.array(logits[where], dtype=np.float32)  # a copy: the buffer is reused by the next decode
     lse = _log_sum_exp(rows)
     p = np.empty_like(rows)
     with np.errstate(invalid="ignore", over="ignore"):  # infinite logits are counted, not hidden
         for block in _blocks(len(rows)):
             p[block] = np.exp(rows[block] - lse[block, None].astype(np.float32))
     nll = lse - rows[np.arange(len(rows)), targets].astype(np.float64)
-    return Scored(first, targets, rows, p, lse, nll, rows.argmax(axis=1))
+    return Scored(where.start, targets, rows, p, lse, nll, rows.argmax(axis=1))
 
 
 @dataclass(frozen=True)

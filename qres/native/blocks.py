@@ -22,13 +22,6 @@ from qres.native.ggml import declare
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
 
-MAKEABLE = (
-    *("F32", "F16", "BF16", "Q1_0", "Q2_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4", "NVFP4"),
-    *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "TQ1_0", "TQ2_0", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S"),
-    *("IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS"),
-)
-"""The cases of ggml_quantize_chunk, which has no way to ask for them and aborts on any other."""
-
 _ABORTING = frozenset({"IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"})
 """Types that ggml aborts on when the squares it sums overflow (docs/facts.md, 31), and what it can sum without:"""
 _MAX_WEIGHT = 2.0**17
@@ -83,7 +76,7 @@ class _Type:
     block_size: int
     block_bytes: int
     to_float: Callable[[int, int, int], None] | None
-    """None for a type that is not decoded: F32, integers."""
+    """None for a type that is not decoded: F32, integers, F64, and the types of rounded activations."""
 
     def row_bytes(self, n_per_row: int) -> int:
         """Bytes of one row.
@@ -126,6 +119,10 @@ def _read_types() -> dict[str, _Type]:
 
 _TYPES = _read_types()
 
+MAKEABLE = tuple(name for name, kind in _TYPES.items() if kind.to_float or kind.id == _F32)
+"""The cases of ggml_quantize_chunk, which has no way to ask for them and aborts on any other: types of weights. They
+are those that ggml decodes to float32, and F32 itself."""
+
 
 def type_id(type_name: str) -> int:
     """`enum ggml_type` of a type that can be made.
@@ -134,14 +131,6 @@ def type_id(type_name: str) -> int:
         NativeError: ggml makes no tensors of it.
     """
     return _makeable(type_name).id
-
-
-def requires_importance(type_name: str) -> bool:
-    """Whether ggml makes the type only with an importance matrix.
-
-    llama-quantize asks for one for some more types, where ggml would do without: see `levels.LevelSpec.needs_imatrix`.
-    """
-    return bool(_requires_imatrix(_makeable(type_name).id))
 
 
 def quantize(
@@ -250,7 +239,7 @@ class _Quantizer:
             raise NativeError(f"{values.dtype} {values.shape} are not rows of weights")
         row_bytes = kind.row_bytes(values.shape[1])
         if importance is None:
-            if _requires_imatrix(kind.id):
+            if _requires_imatrix(kind.id):  # llama-quantize wants one for more: `levels.LevelSpec.needs_imatrix`
                 raise NativeError(f"{kind.name} needs an importance matrix")
         else:
             importance = np.ascontiguousarray(importance, np.float32)
@@ -312,13 +301,12 @@ def _output(out: Floats | None, shape: tuple[int, ...]) -> Floats:
 
 
 def _makeable(type_name: str) -> _Type:
-    if type_name not in MAKEABLE or type_name not in _TYPES:
+    if type_name not in MAKEABLE:
         raise NativeError(f"ggml makes no tensors of type {type_name}")
     return _TYPES[type_name]
 
 
 def _decodable(type_name: str) -> _Type:
-    kind = _TYPES.get(type_name)
-    if kind is None or (kind.to_float is None and kind.id != _F32):
+    if type_name not in MAKEABLE:
         raise NativeError(f"ggml does not decode {type_name}")
-    return kind
+    return _TYPES[type_name]

@@ -18,14 +18,13 @@ import numpy as np
 import numpy.typing as npt
 
 from qres.errors import NativeError
-from qres.native import blocks
+from qres.native import blocks, patterns
 from qres.native.session import log
 
 _COUNTER = re.compile(r"\[\s*(\d+)/\s*(\d+)\]")
 _FAILURE = re.compile(r"failed to quantize: (.+)")
 _PLANNED = re.compile(r"\[\s*\d+/\s*\d+\]\s+(.+?)\s+- \[[^\]]*\], type =\s*(\w+), size =[^(]*(?:\((\w+)\))?\s*$")
 """A line of a dry run: the tensor, its type, and the type that it would become where that is another one."""
-_SPECIAL = re.compile(r"[\\^$.|?*+()\[\]{}]")
 
 
 @dataclass(frozen=True)
@@ -151,10 +150,10 @@ def _run(
 
 
 def _rules(types: Mapping[str, str]) -> Any:  # noqa: ANN401 - a ctypes array
-    """One rule for each tensor, anchored and escaped, and the one without a pattern that ends them."""
+    """One rule for each tensor alone, and the one without a pattern that ends them."""
     rules = (llama_cpp.llama_model_tensor_override * (len(types) + 1))()
     for rule, (name, type_name) in zip(rules, types.items(), strict=False):
-        rule.pattern = f"^{_SPECIAL.sub(lambda match: chr(92) + match[0], name)}$".encode()
+        rule.pattern = patterns.exact(name).encode()
         rule.type = blocks.type_id(type_name)
     return rules
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from qres.errors import InputError
+from qres.errors import InputError, reason_of
 from qres.files import whole_file
 
 if TYPE_CHECKING:
@@ -115,6 +115,6 @@ def reference(folder: Path) -> Path:
             make_16bit(source, target)
         except OSError as error:
             raise InputError(
-                f"cannot write {target}: {error.strerror or error}", "choose another folder with --cache"
+                f"cannot write {target}: {reason_of(error)}", "choose another folder with --cache"
             ) from error
     return target

@@ -12,7 +12,7 @@ from pathlib import Path
 import filelock
 import platformdirs
 
-from qres.errors import InputError, NativeError
+from qres.errors import InputError, NativeError, reason_of
 from qres.events import Listener
 from qres.files import remove_leftovers
 from qres.gguf import model_file
@@ -75,7 +75,7 @@ def level_file(original: Original, level: LevelSpec, folder: Path, listener: Lis
             )
     except OSError as error:
         raise InputError(
-            f"cannot write the cache folder {target.parent}: {error.strerror or error}", "choose another with --cache"
+            f"cannot write the cache folder {target.parent}: {reason_of(error)}", "choose another with --cache"
         ) from error
     return model_file.read(target)
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-Doubles = npt.NDArray[np.float64]
+from qres.arrays import Doubles
+
 Integers = npt.NDArray[np.int64]
 
 MAX_STATES = 20_000

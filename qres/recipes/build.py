@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from qres import levels
-from qres.errors import InputError, NativeError, UsageError
+from qres.errors import InputError, NativeError, UsageError, reason_of
 from qres.events import Listener
 from qres.files import remove_leftovers
 from qres.gguf import difference, model_file
@@ -112,7 +112,7 @@ def build(original: Original, recipe: Recipe, target: Path, listener: Listener, 
             instead="-o",
         )
     except OSError as error:
-        raise InputError(f"cannot write {target}: {error.strerror or error}", "choose another place with -o") from error
+        raise InputError(f"cannot write {target}: {reason_of(error)}", "choose another place with -o") from error
     return Built(str(target), found[0].file_bytes, found[0].tensor_bytes, len(found[0].tensors))
 
 

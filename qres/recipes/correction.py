@@ -20,13 +20,12 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
+from qres.arrays import Doubles
 from qres.records.prediction import TensorDamage
 from qres.records.result import Result
 from qres.records.units import Unit
 
-Doubles = npt.NDArray[np.float64]
 Key = tuple[str, str]
 """Tensor and unit: a tied head is two rows."""
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 from qres.errors import InputError
 from qres.levels import MAKEABLE
+from qres.native import patterns
 from qres.printable import show
 
-_SPECIAL = re.compile(r"[\\^$.|?*+()\[\]{}]")
 _UNSAFE = re.compile(r"[A-Z\s=,]")
 _RULE = re.compile(r"([^\s=]+)=([A-Za-z0-9_]+)(?=[,\s]|$)")
 _OUTPUT, _EMBEDDING = "output.weight", "token_embd.weight"
@@ -42,8 +42,8 @@ def rules(types: Sequence[tuple[str, str]]) -> list[Rule]:
     Raises:
         InputError: two names differ only in what a rule cannot say.
     """
-    plain = [(name, Rule(f"^{_pattern(name)}$", kind)) for name, kind in types if not _UNSAFE.search(name)]
-    loose = [(name, Rule(f"^{_pattern(name)}$", kind)) for name, kind in types if _UNSAFE.search(name)]
+    plain = [(name, Rule(_pattern(name), kind)) for name, kind in types if not _UNSAFE.search(name)]
+    loose = [(name, Rule(_pattern(name), kind)) for name, kind in types if _UNSAFE.search(name)]
     for name, rule in loose:
         for other, kind in types:
             if kind != rule.type and _UNSAFE.search(other) and re.search(rule.pattern, other):
@@ -53,8 +53,7 @@ def rules(types: Sequence[tuple[str, str]]) -> list[Rule]:
 
 
 def _pattern(name: str) -> str:
-    safe = _UNSAFE.sub("\0", name)
-    return _SPECIAL.sub(lambda match: "\\" + match[0], safe).replace("\0", ".")
+    return patterns.exact(_UNSAFE.sub("\0", name)).replace("\0", ".")
 
 
 def tensor_type_file(types: Sequence[tuple[str, str]]) -> str:

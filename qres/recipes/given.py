@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from qres import levels
-from qres.errors import InputError
+from qres.errors import InputError, reason_of
 from qres.gguf import model_file
 from qres.printable import show
 from qres.recipes import dialects
@@ -83,9 +83,7 @@ def read(choices: Choices, path: Path, wishes: Wishes) -> tuple[Recipe, list[Dev
             begin = file.read(4)
             data = begin if begin == b"GGUF" else begin + file.read(_MAX_RULES_BYTES)
     except OSError as error:
-        raise InputError(
-            f"cannot read {path}: {error.strerror or error}", "give a GGUF, or rules for a quantizer"
-        ) from error
+        raise InputError(f"cannot read {path}: {reason_of(error)}", "give a GGUF, or rules for a quantizer") from error
     types, level = _of_gguf(choices, path, wishes) if begin == b"GGUF" else _of_rules(choices, path, data, wishes)
     recipe = of_types(choices, types, f"types of {path.name}", level, wishes)
     return recipe, deviations(choices, types, level)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from qres.errors import InputError
+from qres.errors import InputError, reason_of
 from qres.records.recipe import RECIPE_VERSION, Recipe
 from qres.records.result import SCHEMA_VERSION, Result
 
@@ -115,7 +115,7 @@ def _loaded(path: Path, decode: Callable[[bytes], _Record], give: str) -> _Recor
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}", give) from error
+        raise InputError(f"cannot read {path}: {reason_of(error)}", give) from error
     try:
         return decode(data)
     except InputError as error:

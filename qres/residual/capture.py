@@ -15,9 +15,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from qres.arrays import Floats
 from qres.errors import NativeError
 from qres.native import ggml
-from qres.native.session import Floats, Session
+from qres.native.session import Session
 from qres.residual.map import ResidualMap
 
 Handler = Callable[[int], None]

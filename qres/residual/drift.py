@@ -15,11 +15,10 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from qres.arrays import Doubles, Floats
 from qres.metrics.quantiles import Quantiles
 from qres.residual.capture import Snapshot
 
-Floats = npt.NDArray[np.float32]
-Doubles = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 
 MASSIVE = 20.0

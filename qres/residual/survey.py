@@ -12,10 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from qres.arrays import Floats
 from qres.gguf.names import block_number
 from qres.native import ggml
 from qres.native.graph import VIEWS, Graph, Node, Recorder
-from qres.native.session import Floats, Session
+from qres.native.session import Session
 from qres.records.stream import NonFinite
 from qres.residual.map import ResidualMap
 from qres.text.chunks import Chunk

@@ -12,13 +12,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from qres.arrays import Floats
 from qres.errors import UnsupportedError
 from qres.events import Listener
 from qres.gguf.inventory import Inventory
+from qres.metrics.output import scored_positions
 from qres.native.graph import Graph
 from qres.native.session import Session
 from qres.residual.map import ResidualMap
@@ -28,10 +29,8 @@ from qres.sensitivity.prediction import PredictionSums, Sums, TensorSums, added
 from qres.sensitivity.replay.graph import Replay, Run, Seeds, State
 from qres.sensitivity.replay.products import Site
 from qres.sensitivity.replay.weights import Weights
-from qres.sensitivity.scored import draws, kld, nmse, scored
+from qres.sensitivity.scored import draws, kld, nmse
 from qres.text.chunks import Chunk
-
-Floats = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -131,11 +130,12 @@ class _Adjoint:
         errors: list[float] = []
         for number, chunk in enumerate(chunks):
             graph, native = self.reference.record_inputs(chunk, self.weights.names)
-            logits = torch.from_numpy(np.array(native[scored(len(chunk))]))  # a copy: the buffer is used again
+            where = scored_positions(len(chunk))
+            logits = torch.from_numpy(np.array(native[where]))  # a copy: the buffer is used again
             replay = self._replay_of(graph, len(chunk))
             self._total = len(chunks) * (1 + len(replay.pieces)) + len(self.request.types)
             run = replay.forward(graph.inputs)
-            own = run.logits[scored(len(chunk))].to("cpu", copy=True)
+            own = run.logits[where].to("cpu", copy=True)
             run.logits = torch.empty(0)  # only its distribution is needed from here on
             klds.append(kld(logits, own))
             errors.append(nmse(logits, own))
@@ -193,7 +193,7 @@ class _Adjoint:
 
         def at_logits(state: State) -> list[State]:
             logits = state[replay.result].reshape(-1, replay.n_vocab)
-            where = scored(len(logits))
+            where = scored_positions(len(logits))
             out = []
             for y in labels:
                 g = torch.zeros_like(logits)

@@ -6,16 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from qres.arrays import Floats
+from qres.metrics.output import scored_positions
 from qres.sensitivity.damage import Use, mixed, rounding_block, rounding_error
 from qres.sensitivity.replay.products import Mixing, Site, not_zero
 from qres.sensitivity.replay.weights import Weights
-from qres.sensitivity.scored import scored
-
-Floats = npt.NDArray[np.float32]
 
 
 @dataclass
@@ -64,7 +62,7 @@ class Collector:
         if not types:
             return
         if site.node == self._head:
-            x = x[scored(len(x))]
+            x = x[scored_positions(len(x))]
             self._uses[site] = Use(x, _rounding(x, types), lse=self._lse)
             return
         # Query, key and value read the same memory, which autograd keeps until backward: one copy for all.

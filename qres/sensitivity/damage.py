@@ -19,10 +19,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from qres.arrays import Floats
 from qres.errors import NativeError
 from qres.levels import TYPE_TRAITS
 from qres.native.blocks import round_trip
@@ -30,8 +30,6 @@ from qres.sensitivity.prediction import Sums
 from qres.sensitivity.replay.attention import averaged
 from qres.sensitivity.replay.products import Mixing, Site
 from qres.sensitivity.replay.weights import Weights, blocks
-
-Floats = npt.NDArray[np.float32]
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""The scored positions of a chunk in torch: which they are, labels drawn at them, and how two models differ there."""
+"""The scored positions of a chunk in torch: labels drawn at them, and how two models differ there."""
 
 from __future__ import annotations
 
@@ -9,11 +9,6 @@ from torch import Tensor
 
 _HUGE = 1e30
 """Logits beyond this are llama.cpp's way of ruling a token out; no error is measured by them."""
-
-
-def scored(tokens: int) -> slice:
-    """The scored positions: the second half, less the last token (`metrics.score_reference`)."""
-    return slice(tokens // 2, tokens - 1)
 
 
 def draws(logits: Tensor, count: int, chunk: int) -> list[Tensor]:

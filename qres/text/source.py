@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
-from qres.errors import InputError, UsageError
+from qres.errors import InputError, UsageError, reason_of
 
 MAX_TEXT_BYTES = 256 * 2**20
 
@@ -99,9 +99,7 @@ def _read(path: Path) -> tuple[str, bytes]:
             with path.open("rb") as file:
                 data = file.read(MAX_TEXT_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError: a NUL byte in the path
-        raise InputError(
-            f"cannot read {name}: {getattr(error, 'strerror', None) or error}", "check the path and its owner and mode"
-        ) from error
+        raise InputError(f"cannot read {name}: {reason_of(error)}", "check the path and its owner and mode") from error
     if len(data) > MAX_TEXT_BYTES:
         raise InputError(f"{name} is larger than {MAX_TEXT_BYTES // 2**20} MiB", "a few hundred kilobytes are plenty")
     return name, data

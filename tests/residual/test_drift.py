@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from qres.arrays import Doubles, Floats
 from qres.metrics.quantiles import RESOLUTION
 from qres.residual.capture import Snapshot
-from qres.residual.drift import MASSIVE, Doubles, DriftStats, Floats, HealthStats, norms, reference_norms
+from qres.residual.drift import MASSIVE, DriftStats, HealthStats, norms, reference_norms
 
 TOLERANCE = RESOLUTION * 1.01
 N_TOKENS, N_EMBD = 16, 96

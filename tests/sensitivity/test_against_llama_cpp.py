@@ -23,6 +23,7 @@ from qres.gguf import imatrix, model_file
 from qres.gguf.inventory import Inventory
 from qres.measure.job import Job
 from qres.measure.passes import measure
+from qres.metrics.output import scored_positions
 from qres.native import blocks, ggml
 from qres.native.session import Session, SessionOptions
 from qres.pipeline import sizes
@@ -34,7 +35,7 @@ from qres.sensitivity.adjoint import Request, predict
 from qres.sensitivity.replay.graph import Replay, State
 from qres.sensitivity.replay.products import Mixing, Site
 from qres.sensitivity.replay.weights import Weights
-from qres.sensitivity.scored import kld, scored
+from qres.sensitivity.scored import kld
 from qres.text.chunks import Texts
 from tests import archs, tiny
 from tests.listening import Heard
@@ -168,11 +169,11 @@ def test_predictions_are_the_kld_of_files_with_one_quantized_tensor(
     assert found.used, found.reason
     told = {row.tensor: found.kld(row.sums[TYPE])[0] for row in found.tensors}
     assert set(told) == set(types)
-    references = [torch.from_numpy(session.decode(chunk)[scored(N)].copy()) for chunk in CHUNKS]
+    references = [torch.from_numpy(session.decode(chunk)[scored_positions(N)].copy()) for chunk in CHUNKS]
     measured = {}
     for name in types:
         with Session(tiny.write_llama(tmp_path / "one.gguf", change=only(name)), OPTIONS) as one:
-            others = [torch.from_numpy(one.decode(chunk)[scored(N)].copy()) for chunk in CHUNKS]
+            others = [torch.from_numpy(one.decode(chunk)[scored_positions(N)].copy()) for chunk in CHUNKS]
         measured[name] = float(np.mean([kld(a, b) for a, b in zip(references, others, strict=True)]))
     with capsys.disabled():
         print()  # noqa: T201

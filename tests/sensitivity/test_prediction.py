@@ -21,6 +21,7 @@ from qres.levels import TYPE_TRAITS, TYPES_BY_ID
 from qres.measure import checkpoint, predict
 from qres.measure.state import State
 from qres.metrics.means import clustered_se
+from qres.metrics.output import scored_positions
 from qres.native.blocks import MAKEABLE, round_trip
 from qres.records.units import Unit
 from qres.residual.map import ResidualMap
@@ -29,7 +30,7 @@ from qres.sensitivity.collector import Collector, empty
 from qres.sensitivity.damage import Use, damage, rounding_block, rounding_error
 from qres.sensitivity.prediction import PredictionSums, Sums, TensorSums, added
 from qres.sensitivity.replay.products import Mixing, Site
-from qres.sensitivity.scored import draws, kld, nmse, scored
+from qres.sensitivity.scored import draws, kld, nmse
 from tests.measure import jobs
 from tests.residual.test_trace import Builder, sequential
 from tests.sensitivity.replay.graphs import normal, weights
@@ -369,7 +370,7 @@ def test_differences_of_logits() -> None:
         kld(first, second)
     )
     assert nmse(ruled_out, ruled_out) == 0.0
-    assert (scored(64).start, scored(64).stop) == (32, 63)
+    assert (scored_positions(64).start, scored_positions(64).stop) == (32, 63)
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, 1.0])

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from qres.errors import InputError, UnsupportedError
+from qres.errors import InputError, UnsupportedError, reason_of
 from qres.gguf.format import foreign
 from qres.gguf.format.cursor import DOWNLOAD_AGAIN, CorruptError, Cursor, Problem
 from qres.gguf.format.metadata import Value
@@ -80,8 +80,7 @@ def read_header(path: Path, shard: int = 0, *, tolerant: bool = False) -> Header
     except PermissionError as error:
         raise InputError(f"no permission to read {show(path)}", "check its owner and mode") from error
     except (OSError, ValueError) as error:  # ValueError: a NUL byte in the path
-        reason = getattr(error, "strerror", None) or error
-        raise InputError(f"cannot read {show(path)}: {reason}", "check the path") from error
+        raise InputError(f"cannot read {show(path)}: {reason_of(error)}", "check the path") from error
     if not tolerant:
         raise_first(header.problems, path)
     return header

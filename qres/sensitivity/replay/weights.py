@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from qres.errors import InputError
+from qres.errors import InputError, reason_of
 from qres.gguf.inventory import Inventory
 from qres.levels import TYPE_TRAITS
 from qres.native.blocks import dequantize
@@ -103,5 +103,5 @@ def _mapped(path: Path) -> npt.NDArray[np.uint8]:
             # A private map may be written to, which spares torch's warning; no page of it ever is.
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}") from error
+        raise InputError(f"cannot read {path}: {reason_of(error)}") from error
     return np.frombuffer(data, np.uint8)
