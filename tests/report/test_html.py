@@ -52,9 +52,13 @@ def page() -> str:
     return render_html(example())
 
 
-def test_hostile_names_are_inert() -> None:
-    result = hostile()
-    text = own_parts(render_html(result))
+@pytest.fixture(scope="module")
+def hostile_page() -> str:
+    return render_html(hostile())
+
+
+def test_hostile_names_are_inert(hostile_page: str) -> None:
+    text = own_parts(hostile_page)
     tags = Page(text).tags
     assert [tag for tag, _ in tags].count("script") == 3
     assert "img" not in [tag for tag, _ in tags]
@@ -63,9 +67,8 @@ def test_hostile_names_are_inert() -> None:
     assert HOSTILE in Page(text).words
 
 
-def test_data_survives_escaping() -> None:
-    text = render_html(hostile())
-    data = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
+def test_data_survives_escaping(hostile_page: str) -> None:
+    data = re.search(r'<script type="application/json" id="data">(.*?)</script>', hostile_page, re.DOTALL)
     assert data is not None
     assert HOSTILE in json.dumps(json.loads(data.group(1)), ensure_ascii=False).replace('\\"', '"')
 

@@ -11,6 +11,7 @@ import pytest
 
 from qres.report.markdown import Markdown, code, escape, render_markdown
 from tests.examples.result import example
+from tests.report import rendered
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "report.md"
 HOSTILE = "a|b `c` <script>alert(1)</script> [x](javascript:y) *z* \n# not a heading"
@@ -52,9 +53,9 @@ def test_hostile_names_stay_text() -> None:
     level = dataclasses.replace(result.levels[0], name=HOSTILE)
     verdict = dataclasses.replace(result.verdict, level=HOSTILE, headline=HOSTILE)
     reference = dataclasses.replace(result.reference, name=HOSTILE, path=HOSTILE)
-    text = render_markdown(
+    text = rendered.text(
         dataclasses.replace(result, levels=(level,), verdict=verdict, reference=reference, warnings=(HOSTILE,))
-    ).text
+    )
     assert "<script" not in text
     assert not re.search(r"(?<!\\)\[x", re.sub("<summary>.*", "", text))  # HTML there: Markdown leaves it alone
     assert "\n# not" not in text

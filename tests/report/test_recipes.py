@@ -17,16 +17,15 @@ from qres import levels
 from qres.records import as_json
 from qres.records.recipe import Expected, FileTensor, Measure, Mix, PlannedTensor, Recipe, Recovery, Stock, Verification
 from qres.records.result import Result
-from qres.report import html, sections
 from qres.report.charts import recipes as recipe_charts
 from qres.report.charts import scan as scan_charts
 from qres.report.charts import themes
 from qres.report.formatting import PREDICTED, mib, percent, plus_minus, significant
-from qres.report.markdown import render_markdown
 from qres.report.tables import recipes as recipe_tables
 from qres.report.tables.table import Table
 from tests.examples.result import HEADER_BYTES, LADDER, example
-from tests.report.test_html import HOSTILE, Page, own_parts
+from tests.report import rendered
+from tests.report.test_html import HOSTILE, Page
 from tests.report.test_tables import column
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -84,7 +83,7 @@ def keys_of(table: Table, title: str) -> list[float | None]:
 
 
 def names(result: Result) -> list[str]:
-    return [part.name for part in sections.sections(result)]
+    return [part.name for part in rendered.sections(result)]
 
 
 # -- the example hangs together
@@ -255,12 +254,12 @@ def forms(result: Result) -> set[str]:
 @pytest.mark.parametrize("verified", [True, False])
 def test_every_predicted_number_carries_its_sign(verified: bool) -> None:
     result = example() if verified else unverified()
-    before = render_markdown(without()).text  # what happens to read the same there cannot be told apart
+    before = rendered.text(without())  # what happens to read the same there cannot be told apart
     shown = {text for text in forms(result) if text not in before}
     found = verification()
     measurements = {significant(one.kld) for one in (found.recipe, *found.levels)}
     measurements |= {significant(abs(pair.kld_difference or 0.0)) for pair in found.pairs}
-    for text in (render_markdown(result).text, Page(own_parts(html.render_html(result))).words):
+    for text in (rendered.text(result), Page(rendered.page(result)).words):
         seen = 0
         for form in shown - measurements:
             places = [match.start() for match in re.finditer(rf"(?<![\d.]){re.escape(form)}(?!\d)", text)]
@@ -566,7 +565,7 @@ def test_recoveries_of_the_example_are_all_listed() -> None:
 def test_recipes_stand_after_the_levels_and_16_bit_after_what_to_keep() -> None:
     found = names(example())
     assert found[:4] == ["levels", "recipes", "keep", "sixteen"]
-    parts = {part.name: part.items for part in sections.sections(example())}
+    parts = {part.name: part.items for part in rendered.sections(example())}
     assert parts["recipes"][0] == recipe_tables.answer(example())
     assert [item.name for item in parts["recipes"] if isinstance(item, Table)] == ["recipes", "verified", "all-levels"]
     assert parts["sixteen"][0] == recipe_tables.sixteen_answer(example())
@@ -577,15 +576,15 @@ def test_result_without_recipes_has_nothing_about_them() -> None:
     for make in (recipe_tables.recipes, recipe_tables.verified, recipe_tables.levels, recipe_tables.recoveries):
         assert make(without()).rows == ()
     assert recipe_charts.recipes(without()) is None
-    text = render_markdown(without()).text
+    text = rendered.text(without())
     assert "ecipes" not in text
     assert "16 bit worth" not in text
 
 
 def test_tables_without_rows_are_left_out() -> None:
-    parts = {part.name: part.items for part in sections.sections(dataclasses.replace(unverified(), stock=()))}
+    parts = {part.name: part.items for part in rendered.sections(dataclasses.replace(unverified(), stock=()))}
     assert [item.name for item in parts["recipes"] if isinstance(item, Table)] == ["recipes"]
-    assert "Built and measured" not in render_markdown(unverified()).text
+    assert "Built and measured" not in rendered.text(unverified())
 
 
 def test_hostile_names_are_inert() -> None:
@@ -596,12 +595,12 @@ def test_hostile_names_are_inert() -> None:
         stock=(Stock(HOSTILE, 30_000_000, expected(0.1)), *example().stock),
         recoveries=(recovery(level=HOSTILE, layers=(HOSTILE,)),),
     )
-    text = own_parts(html.render_html(result))
+    text = rendered.page(result)
     tags = [tag for tag, _ in Page(text).tags]
     assert tags.count("script") == 3
     assert "img" not in tags
     assert HOSTILE in Page(text).words
-    assert "<script" not in re.sub("`[^`]*`", "", render_markdown(result).text)
+    assert "<script" not in re.sub("`[^`]*`", "", rendered.text(result))
 
 
 # -- the chart
@@ -700,7 +699,7 @@ def test_what_has_no_logarithm_is_not_drawn() -> None:
 def test_chart_without_mixes_or_marks_is_left_out() -> None:
     assert recipe_charts.recipes(changed(mixes=())) is None
     assert recipe_charts.recipes(changed(stock=(), recipes=(), levels=())) is None
-    assert "Not drawn" in render_markdown(changed(mixes=())).text
+    assert "Not drawn" in rendered.text(changed(mixes=()))
 
 
 def test_chart_becomes_an_image_in_both_themes() -> None:

@@ -20,10 +20,11 @@ from qres.report.tables.levels import comparisons, key_numbers
 from qres.report.tables.table import Table
 from tests.examples.levels import changed_level
 from tests.examples.result import example
+from tests.report import rendered
 
 
 def everything(result: Result) -> list[Table]:
-    return [item for part in sections.sections(result) for item in part.items if isinstance(item, Table)]
+    return [item for part in rendered.sections(result) for item in part.items if isinstance(item, Table)]
 
 
 def with_levels(*levels: Level) -> Result:
@@ -42,7 +43,7 @@ def column(table: Table, title: str) -> list[str]:
 
 
 def drawn(result: Result) -> set[str]:
-    return {figure.name for figure in sections.figures(sections.sections(result))}
+    return {figure.name for figure in sections.figures(rendered.sections(result))}
 
 
 @pytest.mark.parametrize("module", [formatting, markdown])
@@ -253,13 +254,13 @@ def test_charts_without_mapped_points_are_left_out_with_a_sentence() -> None:
     level = dataclasses.replace(example().levels[0], points=())
     result = with_levels(level)
     assert drawn(result) == {"ladder", "distribution", "sensitivity", "trust", "tensors"}
-    assert "was not mapped" in markdown.render_markdown(result).text
+    assert "was not mapped" in rendered.text(result)
 
 
 def test_charts_without_levels() -> None:
     result = with_levels()
     assert drawn(result) == set()
-    assert "No level was measured." in markdown.render_markdown(result).text
+    assert "No level was measured." in rendered.text(result)
 
 
 def test_charts_when_every_number_is_missing() -> None:
@@ -279,7 +280,7 @@ def test_charts_when_every_number_is_missing() -> None:
     )
     result = with_levels(empty)
     assert drawn(result) == {"tensors"}
-    assert "Not drawn" in markdown.render_markdown(result).text
+    assert "Not drawn" in rendered.text(result)
 
 
 def test_one_level_offers_no_choice_of_level() -> None:
