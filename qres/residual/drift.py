@@ -1,6 +1,6 @@
 """Running statistics of the residual stream: the reference's own health, and each level's drift from it.
 
-Everything is computed per token first, then summarized over tokens (docs/result.md). Tokens with massive
+Everything is computed per token first, then summarized over tokens (docs/measures.md). Tokens with massive
 activations (BOS, sinks) are kept out of the summaries and counted: their norm is hundreds of times that of the others
 and would be all one sees.
 """
