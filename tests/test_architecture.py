@@ -11,11 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from qres.cli.app import app
+
 REPO = Path(__file__).parent.parent
 PACKAGE = REPO / "qres"
 
 MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 80
+MAX_COMMAND_LINES = 30
 
 
 def module_name(path: Path) -> str:
@@ -76,6 +79,21 @@ def test_functions_are_short() -> None:
         if (lines := (f.end_lineno or 0) - f.lineno + 1) > MAX_FUNCTION_LINES
     }
     assert long == {}
+
+
+def test_commands_parse_call_and_print() -> None:
+    """What a command does beside that belongs below `cli`."""
+    commands = {command.callback.__name__ for command in app.registered_commands if command.callback}
+    assert len(commands) == 7
+    bodies = {
+        f.name: (f.body[-1].end_lineno or 0) - f.body[1].lineno + 1  # behind the docstring, which is the help
+        for module, tree in MODULES.items()
+        if module.startswith("cli.")
+        for f in functions(tree)
+        if f.name in commands
+    }
+    assert bodies.keys() == commands
+    assert {name: lines for name, lines in bodies.items() if lines > MAX_COMMAND_LINES} == {}
 
 
 def undocumented(node: ast.Module | ast.ClassDef, prefix: str) -> Iterator[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +11,7 @@ from qres.gguf.names import block_number, role
 from qres.levels import TYPE_TRAITS
 from qres.measure.job import Job
 from qres.measure.lockstep import Lockstep
+from qres.measure.summary import finite
 from qres.records.prediction import Prediction, TensorDamage, TypeDamage
 from qres.residual.map import ResidualMap
 from qres.sensitivity.prediction import PredictionSums
@@ -108,8 +108,8 @@ def record(job: Job, prediction: PredictionSums, rmap: ResidualMap | None) -> Pr
     return Prediction(
         used=prediction.used,
         reason=prediction.reason,
-        replay_kld=_finite(prediction.replay_kld),
-        replay_nmse=_finite(prediction.replay_nmse),
+        replay_kld=finite(prediction.replay_kld),
+        replay_nmse=finite(prediction.replay_nmse),
         replay_kld_limit=prediction.limit,
         chunks=len(prediction.counts),
         tokens=sum(prediction.counts),
@@ -121,8 +121,3 @@ def record(job: Job, prediction: PredictionSums, rmap: ResidualMap | None) -> Pr
         tensors=tuple(rows),
         imatrix_digest=wanted.imatrix_digest,
     )
-
-
-def _finite(value: float | None) -> float | None:
-    """None for what a record cannot hold."""
-    return value if value is not None and math.isfinite(value) else None

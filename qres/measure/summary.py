@@ -15,7 +15,7 @@ from qres.residual.drift import DriftStats, HealthStats
 from qres.residual.map import ResidualMap
 
 
-def _finite(value: float | None) -> float | None:
+def finite(value: float | None) -> float | None:
     """None for what JSON cannot hold."""
     return float(value) if value is not None and math.isfinite(value) else None
 
@@ -26,7 +26,7 @@ def health(rmap: ResidualMap, stats: HealthStats) -> tuple[Health, ...]:
     for unit in rmap.in_stream:
         i = unit.index
         mean, variance = stats.sums[i] / max(stats.tokens, 1)
-        absmax = _finite(stats.absmax[i])
+        absmax = finite(stats.absmax[i])
         rows.append(
             Health(
                 index=i,
@@ -34,8 +34,8 @@ def health(rmap: ResidualMap, stats: HealthStats) -> tuple[Health, ...]:
                 branch=unit.branch,
                 label=unit.label,
                 norm_median=stats.norm.quantile(0.5, i),
-                mean=_finite(mean),
-                variance=_finite(variance),
+                mean=finite(mean),
+                variance=finite(variance),
                 absmax=absmax,
                 kurtosis=stats.kurtosis.quantile(0.5, i),
                 participation=stats.participation.quantile(0.5, i),
@@ -71,9 +71,9 @@ def points(rmap: ResidualMap, stats: DriftStats, reference: HealthStats) -> tupl
                 sqnr_db=-20 * math.log10(drift) if drift else None,
                 local_error_median=stats.local.quantile(0.5, i),
                 injected_error_median=stats.injected.quantile(0.5, i),
-                ledger_share=_finite(stats.share[i] / tokens) if tokens else None,
-                generated_share=_finite(stats.generated[i] / tokens) if tokens else None,
-                absmax=_finite(stats.absmax[i]),
+                ledger_share=finite(stats.share[i] / tokens) if tokens else None,
+                generated_share=finite(stats.generated[i] / tokens) if tokens else None,
+                absmax=finite(stats.absmax[i]),
             )
         )
         before = drift
