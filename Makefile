@@ -1,5 +1,7 @@
 # make demo   install, then scan the embedded model to a report
 # make test   install, then run all tests
+# make test-fast   those that need no model and no browser
+# make mutants     changes to the code that the tests must notice, one by one
 # make lint   formatting, lint, the order of imports, and types
 # make bench  speed and memory as ratios measured in one run
 # make report-sample   write reports/sample again
@@ -12,7 +14,11 @@ TORCH ?= torch==2.13.0
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test lint bench report-sample clean
+# Processes that run tests, each whole files: the tests of a file share what takes long to make.
+WORKERS ?= 2
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+
+.PHONY: demo test test-fast mutants lint bench report-sample clean
 
 $(VENV)/pip.stamp:
 	$(PYTHON) -m venv $(VENV)
@@ -28,7 +34,13 @@ demo: $(VENV)/installed.stamp
 	$(BIN)/qres demo --out reports/demo
 
 test: $(VENV)/installed.stamp
-	$(BIN)/python -m pytest
+	$(PYTEST)
+
+test-fast: $(VENV)/installed.stamp
+	$(PYTEST) -m 'not model and not browser'
+
+mutants: $(VENV)/installed.stamp
+	$(BIN)/python -m tests.mutants
 
 lint: $(VENV)/installed.stamp
 	$(BIN)/ruff format --check .

@@ -19,6 +19,8 @@ from types import TracebackType
 import psutil
 import pytest
 
+from tests.conftest import ALONE
+
 PATIENCE_S = 240.0
 """Until a test gives up on something that should have happened: many times what it takes on two quiet cores."""
 _POLL_S = 0.002
@@ -33,6 +35,7 @@ class Scan:
         folder: Path,
         env: dict[str, str] | None = None,
         file_size: int | None = None,
+        yielding: bool = False,
     ) -> None:
         """Start it.
 
@@ -41,6 +44,7 @@ class Scan:
             folder: Current folder; cache, temporary files and what it prints go there unless `env` says otherwise.
             env: Variables to set.
             file_size: Largest file that it and its children may write (RLIMIT_FSIZE).
+            yielding: It leaves the CPU to whoever watches it, so that on a busy machine, too, a moment is seen in time.
         """
         self.folder = folder
         self._number = len(list(folder.glob("stderr-*.txt")))
@@ -49,12 +53,14 @@ class Scan:
         command = [sys.executable, "-m", "qres", *map(str, arguments)]
         if file_size is not None:  # by the shell, in units of 1024 bytes: code between fork and exec is not safe here
             command = ["bash", "-c", f'ulimit -f {file_size // 1024}; exec "$@"', "bash", *command]
+        if yielding:
+            command = ["nice", "-n", "19", *command]
         with self._file("stdout").open("wb") as out, self._file("stderr").open("wb") as errors:
             self.popen = subprocess.Popen(
                 command,
                 cwd=folder,
                 env={
-                    **os.environ,
+                    **{name: value for name, value in os.environ.items() if name not in ALONE},
                     "QRES_CACHE": str(folder / "cache"),
                     "TMPDIR": str(self.temporary),
                     "QRES_DEBUG": "",

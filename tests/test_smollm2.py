@@ -20,6 +20,7 @@ from qres.native.memory import layout
 from qres.native.quantizer import quantize
 from qres.native.vocabulary import Vocabulary
 from qres.pipeline import demo
+from qres.records.output import Output
 from qres.text import chunks as chunks_module
 from qres.text import source
 from qres.text.chunks import Plan
@@ -29,6 +30,8 @@ from tests.measure import jobs
 pytestmark = pytest.mark.model
 
 LEVELS = {"Q4_K_M": 15, "Q5_K_M": 17, "Q8_0": 7}
+THREADS = 1
+"""Another process of tests works beside this one: threads of both would wait for each other in a spin."""
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     reference = demo.reference(home)
     reference.rename(home / "f16.gguf")
     for name, ftype in LEVELS.items():
-        quantize(home / "f16.gguf", home / f"{name}.gguf", ftype, 2)
+        quantize(home / "f16.gguf", home / f"{name}.gguf", ftype, THREADS)
     return home
 
 
@@ -60,7 +63,7 @@ def job(folder: Path, names: list[str], text: source.Source, chunks: int, **chan
         plan = Plan(text, source.built_in("rank"), 512, chunks, 1)
         texts = chunks_module.texts(plan, words.tokenize, words.n_tokens, words.bos())
     levels = {name: folder / f"{name}.gguf" for name in names}
-    return jobs.job(folder / "f16.gguf", levels, texts, threads=2, **changes)
+    return jobs.job(folder / "f16.gguf", levels, texts, threads=THREADS, **changes)
 
 
 @pytest.fixture(scope="module")
@@ -104,23 +107,32 @@ def test_smollm2_ln_ppl_ratio_agrees_within_its_error(measured: Measured, expect
         assert level.output.ln_ppl_ratio == pytest.approx(expected["levels"][name]["ln_ppl_ratio"], abs=0.002)
 
 
+@pytest.fixture(scope="module")
+def batched(folder: Path) -> dict[str, Output]:
+    """All levels on the same text, decoded four sequences at a time, as llama-perplexity does."""
+    text = archs.need("models/check.txt").read_bytes()
+    reference, *levels = (_Batched(folder / f"{file}.gguf") for file in ("f16", *LEVELS))
+    chunks = chunks_module.chunk(reference.tokenize(text), 512, None, None).chunks
+    stats = {name: OutputStats() for name in LEVELS}
+    for start in range(0, len(chunks), 4):
+        group = chunks[start : start + 4]
+        scored = [score_reference(a, chunk) for chunk, a in zip(group, reference.decode(group), strict=True)]
+        for level, found in zip(levels, stats.values(), strict=True):
+            for one, b in zip(scored, level.decode(group), strict=True):
+                found.update(score(one, b))
+    return {name: found.compute() for name, found in stats.items()}
+
+
 @pytest.mark.parametrize("name", list(LEVELS))
-def test_smollm2_scorer_in_llama_perplexitys_batches(folder: Path, expected: dict[str, Any], name: str) -> None:
-    """Decoded four sequences at a time, as llama-perplexity does, the same scorer gives its figures, far tail included.
+def test_smollm2_scorer_in_llama_perplexitys_batches(
+    batched: dict[str, Output], expected: dict[str, Any], name: str
+) -> None:
+    """Decoded like that, the same scorer gives llama-perplexity's figures, far tail included.
 
     One sequence at a time (as qres decodes) other kernels are chosen, which moves single tokens (docs/facts.md, 27).
     What is left here is the 16-bit rounding of the log-probabilities in llama-perplexity's base file.
     """
-    text = archs.need("models/check.txt").read_bytes()
-    reference, level = (_Batched(folder / f"{file}.gguf") for file in ("f16", name))
-    ids = reference.tokenize(text)
-    chunks = chunks_module.chunk(ids, 512, None, None).chunks
-    stats = OutputStats()
-    for start in range(0, len(chunks), 4):
-        group = chunks[start : start + 4]
-        for chunk, a, b in zip(group, reference.decode(group), level.decode(group), strict=True):
-            stats.update(score(score_reference(a, chunk), b))
-    output, theirs = stats.compute(), expected["levels"][name]
+    output, theirs = batched[name], expected["levels"][name]
     assert output.ppl == pytest.approx(theirs["ppl"], rel=1e-6)
     assert output.same_top is not None
     assert output.same_top * 100 == pytest.approx(theirs["same_top_percent"], abs=5e-4)
@@ -173,7 +185,7 @@ class _Batched:
         params = llama_cpp.llama_context_default_params()
         params.n_ctx = params.n_batch = 2048
         params.n_ubatch, params.n_seq_max = 512, 4
-        params.n_threads = params.n_threads_batch = 2
+        params.n_threads = params.n_threads_batch = THREADS
         self.context = llama_cpp.llama_init_from_model(self.model, params)
         self.vocab = llama_cpp.llama_model_get_vocab(self.model)
         self.n_vocab = int(llama_cpp.llama_vocab_n_tokens(self.vocab))

@@ -244,13 +244,27 @@ class Scanned:
 
 
 def scanned(factory: pytest.TempPathFactory) -> Scanned:
-    """One scan for a whole session, by the command: two levels, and recipes that are built and verified."""
-    return _scanned(factory.getbasetemp() / "scanned")
+    """One scan for a whole run of the tests, by the command: two levels, and recipes that are built and verified.
+
+    Of several processes the first one scans; each has a copy to work in.
+    """
+    own = factory.getbasetemp()
+    return _scanned(own / "scanned", (own.parent if os.environ.get("PYTEST_XDIST_WORKER") else own) / "scanned-once")
 
 
 @cache
-def _scanned(folder: Path) -> Scanned:
-    folder.mkdir(exist_ok=True)
+def _scanned(folder: Path, once: Path) -> Scanned:
+    with filelock.FileLock(once.with_suffix(".lock")):
+        if not (once / "stdout.txt").exists():
+            _scan(once)
+    shutil.copytree(once, folder)
+    result = as_json.load(folder / "reports" / "trained" / "result.json")
+    return Scanned(folder, model_file.read(folder / "trained.gguf"), result, Choices(result))
+
+
+def _scan(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)  # what another process left that failed
+    folder.mkdir()
     shutil.copyfile(model(), folder / "trained.gguf")
     (folder / "held.txt").write_bytes(_mixed(text()[1]))
     done = qres(
@@ -260,8 +274,6 @@ def _scanned(folder: Path) -> Scanned:
     )
     assert done.returncode == 0, done.stderr
     (folder / "stdout.txt").write_text(done.stdout)
-    result = as_json.load(folder / "reports" / "trained" / "result.json")
-    return Scanned(folder, model_file.read(folder / "trained.gguf"), result, Choices(result))
 
 
 def _mixed(whole: bytes) -> bytes:

@@ -76,10 +76,17 @@ def begin(shelf: Shelf, folder: Path, *options: object, model: str = "tiny.gguf"
     return Scan(small(model, "--levels", "Q8_0", *options), folder, env)
 
 
-def again(shelf: Shelf, folder: Path, *options: object, model: str = "tiny.gguf", own: bool = False) -> Scan:
+def again(
+    shelf: Shelf,
+    folder: Path,
+    *options: object,
+    model: str = "tiny.gguf",
+    own: bool = False,
+    yielding: bool = False,
+) -> Scan:
     """The same with the model that is there already."""
     env = {} if own else {"QRES_CACHE": str(shelf.cache)}
-    return Scan(small(model, "--levels", "Q8_0", *options), folder, env)
+    return Scan(small(model, "--levels", "Q8_0", *options), folder, env, yielding=yielding)
 
 
 def state(folder: Path) -> Path:
@@ -316,7 +323,7 @@ def test_resumed_scan_is_the_same(shelf: Shelf, whole: Path, tmp_path: Path) -> 
     resume: tuple[object, ...] = ()
     reached = 0
     for least, number in ((1, signal.SIGINT), (3, signal.SIGKILL), (7, signal.SIGTERM)):
-        with again(shelf, tmp_path, *RESUMED, *resume) as scan:
+        with again(shelf, tmp_path, *RESUMED, *resume, yielding=True) as scan:
             more = max(least, reached + 1)  # a busy machine may have stopped the one before later than it was to
             scan.freeze(functools.partial(reached_chunks, tmp_path, more), f"{more} chunks are done")
             assert reached < done(tmp_path) < EVERY_CHUNK

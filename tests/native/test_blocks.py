@@ -11,8 +11,6 @@ from qres.errors import NativeError
 from qres.levels import TYPE_TRAITS
 from qres.native import blocks
 
-pytestmark = pytest.mark.xdist_group("blocks")  # ggml makes tables for IQ types, which takes each process seconds
-
 N_ROWS, WIDTH = 7, 512
 NEED_IMPORTANCE = {"IQ1_S", "IQ2_XXS", "IQ2_XS"}
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ import numpy.typing as npt
 import pytest
 
 from tests import archs, tiny
+from tests.faults import Scan
 
 pytestmark = pytest.mark.model
 
@@ -234,21 +234,15 @@ def test_scan_bos_is_used_once_per_chunk(tmp_path: Path) -> None:
 @pytest.mark.parametrize("wait_s", [1.0, 4.0])  # while starting or making a level; while measuring
 def test_scan_interrupted_leaves_nothing_half_done(tmp_path: Path, wait_s: float) -> None:
     tiny.write_llama(tmp_path / "tiny.gguf", n_layer=12)
-    child = subprocess.Popen(
-        [sys.executable, "-m", "qres", "scan", "tiny.gguf", "--n-ctx", "64", "--chunks", "500", "--threads", "1"],
-        cwd=tmp_path,
-        env={**os.environ, "QRES_CACHE": str(tmp_path / "cache")},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    time.sleep(wait_s)
-    os.killpg(child.pid, signal.SIGINT)
-    _, errors = child.communicate(timeout=30)  # a scan that went on would end with 0, or not in time
-    assert child.returncode == 130, errors
-    assert errors.strip().endswith("interrupted")
-    assert "Traceback" not in errors
+    with Scan(["scan", "tiny.gguf", "--n-ctx", 64, "--chunks", 500, "--threads", 1], tmp_path) as scan:
+        scan.until(
+            lambda: scan.imports("_multiarray_umath"), "under way"
+        )  # before, it just ends: a busy CPU takes long
+        time.sleep(wait_s)
+        scan.interrupt()  # a scan that went on would end with 0, or not in time
+        assert scan.popen.returncode == 130, scan.stderr
+        assert scan.stderr.strip().endswith("interrupted")
+        assert "Traceback" not in scan.stderr
     assert not list(tmp_path.rglob("*.partial"))
     assert not list((tmp_path / "reports").rglob("*.json"))
 
