@@ -82,6 +82,29 @@ def test_parse_names_close_matches_and_the_list() -> None:
     assert "IQ2_XXS" not in caught.value.hint  # cannot be made without an importance matrix
 
 
+@pytest.mark.parametrize(
+    ("text", "words"), [("Q4", "did you mean Q4_K_M or Q4_0 or Q4_K_S?"), ("IQ2", "did you mean IQ2_XXS or"), ("Q", "")]
+)
+def test_parse_of_a_beginning_names_the_usual_levels_first(text: str, words: str) -> None:
+    with pytest.raises(UsageError, match="unknown level") as caught:
+        levels.parse(text)
+    assert words in caught.value.message
+    assert ("did you mean" in caught.value.message) == bool(words)
+
+
+@pytest.mark.parametrize("text", ["Q4_K_M Q8_0", "Q4_K_M;Q8_0", "Q4_K_M\tQ8_0"])
+def test_parse_of_several_levels_says_how_to_separate_them(text: str) -> None:
+    with pytest.raises(UsageError, match="unknown level") as caught:
+        levels.parse(text)
+    assert caught.value.hint == "separate levels with commas, such as Q4_K_M,Q8_0"
+
+
+def test_bytes_are_those_of_whole_blocks() -> None:
+    assert levels.TYPE_TRAITS["Q4_K"].bytes_of(512) == 2 * 144
+    assert levels.TYPE_TRAITS["Q8_0"].bytes_of(96) == 3 * 34
+    assert levels.TYPE_TRAITS["F32"].bytes_of(5) == 20
+
+
 @pytest.mark.parametrize("text", ["", "nonsense", "Q4_K_M\nx\x1b[31m"])
 def test_parse_of_nonsense_is_one_line(text: str) -> None:
     with pytest.raises(UsageError, match="unknown level") as caught:

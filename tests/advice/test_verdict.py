@@ -151,6 +151,29 @@ def test_verdict_without_levels() -> None:
         assert found.headline == "No level could be measured."
 
 
+def test_verdict_ships_nothing_as_large_as_the_reference() -> None:
+    whole = REFERENCE.bytes // MIB + 1
+    small, large = level("Q2_K", 20, same_top=0.4, kld=2.0), level("F32", whole, kld=0.0)
+    assert verdict.verdict(REFERENCE, [small, large], NOISE).level == "Q2_K"
+    assert verdict.verdict(REFERENCE, [large], NOISE).level == "F32"  # where there is no other
+
+
+def test_verdict_takes_no_level_for_good_that_is_not_sound() -> None:
+    broken = dataclasses.replace(level("Q5_K_M", 50), sound=False)
+    assert not verdict.is_good(broken)
+    assert verdict.verdict(REFERENCE, [broken, level("Q8_0", 80)], NOISE).level == "Q8_0"
+
+
+def test_verdict_on_one_chunk_asks_for_more_text() -> None:
+    found = verdict.verdict(REFERENCE, [level("Q5_K_M", 50, ln_ppl_se=None)], NOISE)
+    assert found.details.startswith("One chunk is too little to call any level good: give a longer text; ")
+
+
+def test_verdict_of_a_perplexity_beyond_percents() -> None:
+    found = verdict.verdict(REFERENCE, [level("Q1_0", 10, ln_ppl=25.4)], NOISE)
+    assert "perplexity times e^25" in found.headline
+
+
 def test_verdict_names_what_is_worth_keeping() -> None:
     four = example().levels[0]
     found = verdict.verdict(REFERENCE, [four], NOISE)

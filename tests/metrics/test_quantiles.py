@@ -56,6 +56,18 @@ def test_quantiles_keep_values_beyond_their_range() -> None:
     assert found.quantile(1.0) == 1e200
 
 
+def test_quantiles_hold_to_both_ends_of_their_range() -> None:
+    for value in (1.0001e-12, 9.999e11):
+        assert quantiles([value, 1e200]).quantile(0.0) == pytest.approx(value, rel=TOLERANCE)
+
+
+@pytest.mark.parametrize("value", [1e-9 * 1.37**i for i in range(0, 130, 5)])
+def test_no_quantile_is_above_the_largest_value(value: float) -> None:
+    found = quantiles([value, value]).quantile(0.5)
+    assert found is not None
+    assert found <= value  # the middle of its bin may be above it
+
+
 def test_quantiles_keep_rows_apart() -> None:
     found = Quantiles(3)
     found.update(np.array([[1.0, 1.0], [5.0, 7.0], [np.nan, np.nan]]))

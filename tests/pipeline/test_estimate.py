@@ -70,6 +70,12 @@ def test_warning_at_its_borders(files: int, memory: int, words: str) -> None:
     assert bool(warning) == bool(words)
 
 
+def test_warning_of_a_disk_that_is_too_small() -> None:
+    assert need(0, 0, 0, disk=GIB, free=GIB).warning == ""
+    warning = need(0, 1, 0, disk=3 * GIB, free=2 * GIB).warning  # the graver one only
+    assert warning == "The levels need about 3.0 GiB of disk, 2.0 GiB are free: use --cache"
+
+
 def test_warnings_name_the_figures() -> None:
     warning = need(GIB, 9 * GIB, 8 * GIB).warning
     assert "about 9.0 GiB of memory beside the models, 8.0 GiB are available" in warning
@@ -102,6 +108,21 @@ def test_estimate_of_levels_to_make(model: Inventory, tmp_path: Path) -> None:
     assert found.warning == ""
 
 
+def test_estimate_looks_at_the_disk_that_the_cache_will_be_on(
+    model: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Path] = []
+
+    def disk_usage(path: Path) -> SimpleNamespace:
+        asked.append(path)
+        return SimpleNamespace(free=1)
+
+    monkeypatch.setattr("shutil.disk_usage", disk_usage)
+    for folder in (tmp_path / "not" / "there" / "yet", tmp_path):
+        assert estimate.estimate(model, (), (Q4,), 512, 4, None, folder).disk_free == 1
+    assert asked == [tmp_path, tmp_path]
+
+
 def test_estimate_of_given_files_takes_no_disk(model: Inventory) -> None:
     found = estimate.estimate(model, (model, model), (), 512, 4, None, Path("cache"))
     assert found.disk == 0
@@ -126,6 +147,11 @@ def test_estimate_of_many_layers_grows_with_the_streams(model: Inventory) -> Non
     logits, point = 4 * 512 * model.n_vocab, 4 * 512 * model.n_embd
     repacked = estimate.level_bytes(model, Q8)
     assert total(deep, Q4, Q8) - total(deep, Q4) == logits + 2001 * point + repacked
+    deeper = dataclasses.replace(model, n_layer=1001)
+    assert total(deeper, Q4) - total(deep, Q4) == (2 * 4 + 2) * point  # two branches, twice: points and branches
+    processes = 415 * MIB
+    streams = (2 * 4001 + 2001) * point
+    assert total(deep, Q4) == processes + 4 * logits + streams + estimate.level_bytes(model, Q4)
 
 
 def test_estimate_of_a_model_whose_header_says_nothing(model: Inventory) -> None:
@@ -183,6 +209,43 @@ def test_level_bytes_leave_vectors_alone(model: Inventory) -> None:
     assert vectors > 0
     exact = sum(model_file.bytes_at(tensor, "Q8_0") for tensor in model.tensors if tensor.n_dims >= 2)
     assert estimate.level_bytes(model, Q8) == exact + vectors
+
+
+def sizes(model: Inventory, **types: str) -> int:
+    """Bytes of the tensors of these names, without endings, at these types."""
+    by_name = {tensor.name.removesuffix(".weight"): tensor for tensor in model.tensors}
+    return sum(model_file.bytes_at(by_name[name], kind) for name, kind in types.items())
+
+
+def test_level_bytes_of_a_head_are_those_of_6_bits_or_more(model: Inventory) -> None:
+    """Of the embedding where the head is tied to it."""
+    q8, q4 = (estimate.level_bytes(model, level) for level in (Q8, levels.LEVELS_BY_NAME["Q4_0"]))
+    head, rest = {"output"}, {t.name.removesuffix(".weight") for t in model.tensors if t.n_dims > 1}
+    assert q8 - q4 == sizes(model, **dict.fromkeys(rest, "Q8_0")) - (
+        sizes(model, **dict.fromkeys(head, "Q6_K")) + sizes(model, **dict.fromkeys(rest - head, "Q4_0"))
+    )
+    tied = dataclasses.replace(model, tensors=tuple(t for t in model.tensors if t.name != "output.weight"))
+    assert tied.tied_head
+    assert estimate.level_bytes(model, Q4) - estimate.level_bytes(tied, Q4) == (
+        sizes(model, output="Q6_K", token_embd="Q4_K") - sizes(model, token_embd="Q6_K")
+    )
+
+
+def test_level_bytes_of_levels_that_mix(model: Inventory) -> None:
+    """Q3_K_L is about Q4_K; MXFP4_MOE is Q8_0 but for the experts."""
+    mixed, moe = (levels.LEVELS_BY_NAME[name] for name in ("Q3_K_L", "MXFP4_MOE"))
+    assert estimate.level_bytes(model, mixed) == estimate.level_bytes(model, levels.LEVELS_BY_NAME["Q4_K_S"])
+    assert estimate.level_bytes(model, moe) == estimate.level_bytes(model, Q8)
+    up, down = "blk.0.ffn_up", "blk.0.ffn_down"
+    experts = tuple(
+        dataclasses.replace(t, name=t.name.replace(".weight", "_exps.weight"))
+        if t.name.removesuffix(".weight") in (up, down)
+        else t
+        for t in model.tensors
+    )
+    saved = sizes(model, **{up: "Q8_0", down: "Q8_0"}) - sizes(model, **{up: "MXFP4", down: "MXFP4"})
+    of_experts = estimate.level_bytes(dataclasses.replace(model, tensors=experts), moe)
+    assert estimate.level_bytes(model, Q8) - of_experts == saved
 
 
 # ---------------------------------------------------------------- memory against a scan that is watched

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -97,14 +99,14 @@ def test_tokens_of_a_text_that_is_too_short() -> None:
 
 def test_tokens_of_a_long_text_are_those_of_its_beginning() -> None:
     """Only as much is tokenized as is needed, cut between lines, and the rest is estimated."""
-    text = b"".join(b"%07d\n" % i for i in range(100_000))
+    text = b"".join(b"%06d\n" % i for i in range(100_000))
     seen: list[int] = []
 
     def tokenize(part: bytes) -> list[int]:
         assert text.startswith(part)
         assert part.endswith(b"\n")
         seen.append(len(part))
-        return list(part[::2])
+        return [*part[::2], 0]  # at the end of a part, another token than the whole text has there
 
     found = tokens_of(Source("x", text=text), tokenize, 256, needed=5000)
     assert len(seen) == 1
@@ -112,6 +114,10 @@ def test_tokens_of_a_long_text_are_those_of_its_beginning() -> None:
     assert found.ids == list(text[::2])[: len(found.ids)]
     assert len(found.ids) >= 5000
     assert found.total == pytest.approx(len(text) / 2, rel=0.01)
+
+
+def test_tokens_of_a_text_that_is_shorter_than_needed_are_all_of_it() -> None:
+    assert tokens_of(Source("x", text=b"ab" * 40), lambda part: list(part[::2]), 256, needed=5000).total == 40
 
 
 def test_tokens_of_a_text_of_long_words_are_sought_until_there_are_enough() -> None:
@@ -136,6 +142,7 @@ def plan(n: int, rank: int | None, chunks: int = 8, rank_chunks: int = 4) -> Pla
         (64 * 9, None, 5, 4, 0),  # one text serves for both: its end ranks
         (64 * 20, None, 8, 4, 64 * 8),
         (64 * 3, None, 2, 1, 0),
+        (64 * 6, None, 3, 3, 0),  # at most half of it
         (64, None, 1, 1, 0),  # and where it fills one chunk only, that one does
         (40, 64 * 9, 1, 1, 0),  # shorter than a chunk: chunks of the other text would have another graph
     ],
@@ -152,6 +159,22 @@ def test_texts_are_cut_for_both_purposes(
 
 
 # ---------------------------------------------------------------- chunks
+
+
+@pytest.mark.parametrize(
+    ("chunks", "held", "reported"), [(12, 4, 8), (20, 4, 8), (9, 4, 6), (9, 1, 8), (2, 4, 2), (1, 4, 1)]
+)
+def test_chunks_are_held_back_for_verifying_but_at_most_a_third(chunks: int, held: int, reported: int) -> None:
+    found = texts(dataclasses.replace(plan(64 * chunks, 64 * 9), held=held), no_tokenizer, 64 * 20, None)
+    assert len(found.report) == reported
+    assert len(found.rank) == 4  # of the other text, of which nothing is held back
+
+
+def test_unused_tokens_of_a_long_text_are_reckoned_with() -> None:
+    text = b"".join(b"%06d\n" % i for i in range(100_000))
+    long = dataclasses.replace(plan(0, 64 * 9), text=Source("long", text=text))
+    found = texts(long, lambda part: list(part[::2]), 64 * 20, None)
+    assert found.unused == pytest.approx(len(text) / 2 - 8 * 64, rel=0.01)
 
 
 @searched
