@@ -9,7 +9,7 @@ from qres.records import as_json
 from qres.records.result import Result
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "result.json"
-"""Written by `pytest --update-golden tests/examples`, after `trimmed`."""
+"""Written by `pytest --update-golden tests/examples/test_scan.py`, which needs none to be there."""
 
 
 @cache

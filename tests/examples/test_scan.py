@@ -11,8 +11,6 @@ from tests import trained
 from tests.examples.result import GOLDEN, example
 from tests.examples.trimmed import trimmed
 
-pytestmark = pytest.mark.model
-
 NEAR = {
     "perplexity": 1.03,
     "KLD of a level": 1.6,
@@ -42,12 +40,14 @@ def now(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
     return result
 
 
+@pytest.mark.model
 def test_scan_of_now_has_the_shape_of_the_one_that_is_kept(now: Result) -> None:
     found, kept = shape(now), shape(example())
     for part, value in kept.items():
         assert found[part] == value, part
 
 
+@pytest.mark.model
 def test_scan_of_now_has_numbers_near_those_that_are_kept(now: Result) -> None:
     found, kept = numbers(now), numbers(example())
     assert set(found) == set(kept) == set(NEAR)
