@@ -174,35 +174,53 @@ def test_verdict_of_a_perplexity_beyond_percents() -> None:
     assert "perplexity times e^25" in found.headline
 
 
-def test_verdict_names_what_is_worth_keeping() -> None:
+def worth(*units: str) -> Level:
+    """The example's smaller level with a list of these units, all worth their bytes; it was checked without a head."""
     four = example().levels[0]
-    found = verdict.verdict(REFERENCE, [four], NOISE)
-    added = (74_608_640 + 3_070_976) / MIB
+    listed = {row.unit: row for row in four.sensitivity.keep_16bit}
+    return changed_level(four, keep_16bit=tuple(dataclasses.replace(listed[unit], worth_it=True) for unit in units))
+
+
+def fall() -> str:
+    """What the KLD falls by on other text without the errors of the example's list."""
+    check = example().levels[0].sensitivity.keep_check
+    assert check is not None
+    return f"{100 * (1 - check.kld_without_units / check.kld_all_injected):.0f}%"
+
+
+def added_mib(*units: str) -> str:
+    """What F16 adds to the bytes of these units."""
+    every = {unit.unit: unit.bytes_at_16bit - unit.bytes_at_level for unit in example().levels[0].sensitivity.units}
+    return f"{sum(every[unit] for unit in units) / MIB:.1f}"
+
+
+def test_verdict_names_what_is_worth_keeping() -> None:
+    found = verdict.verdict(REFERENCE, [worth("embedding", "head", "0.ffn")], NOISE)
     assert found.keep == (
-        f"Keep at 16 bit in Q4_K_M: head, 0.ffn (+{added:.1f} MiB; without their errors, the head's apart, the KLD "
-        "falls by 22% on other text)."
+        f"Keep at 16 bit in Q4_K_M: embedding, head, 0.ffn (+{added_mib('embedding', 'head', '0.ffn')} MiB; without "
+        f"their errors, the head's apart, the KLD falls by {fall()} on other text)."
     )
 
 
 def test_verdict_says_what_was_checked_of_the_list() -> None:
-    four = example().levels[0]
-    rows = four.sensitivity.keep_16bit[1:]  # without the head, everything was checked
-    found = verdict.verdict(REFERENCE, [changed_level(four, keep_16bit=rows)], NOISE)
-    added = 3_070_976 / MIB
+    four = worth("embedding", "0.ffn")  # without the head, everything was checked
+    added = added_mib("embedding", "0.ffn")
+    found = verdict.verdict(REFERENCE, [four], NOISE)
     assert found.keep == (
-        f"Keep at 16 bit in Q4_K_M: 0.ffn (+{added:.1f} MiB; without their errors the KLD falls by 22% on other text)."
+        f"Keep at 16 bit in Q4_K_M: embedding, 0.ffn (+{added} MiB; without their errors the KLD falls by {fall()} on "
+        "other text)."
     )
-    found = verdict.verdict(REFERENCE, [changed_level(four, keep_16bit=rows, keep_check=None)], NOISE)
-    assert found.keep == f"Keep at 16 bit in Q4_K_M: 0.ffn (+{added:.1f} MiB)."
+    found = verdict.verdict(REFERENCE, [changed_level(four, keep_check=None)], NOISE)
+    assert found.keep == f"Keep at 16 bit in Q4_K_M: embedding, 0.ffn (+{added} MiB)."
 
 
 def test_verdict_takes_no_notice_of_a_head_that_is_not_worth_keeping() -> None:
-    four = example().levels[0]
-    head, ffn, *_ = four.sensitivity.keep_16bit
+    four = worth("0.ffn", "head")
+    ffn, head = four.sensitivity.keep_16bit
     rows = (ffn, dataclasses.replace(head, worth_it=False))
     found = verdict.verdict(REFERENCE, [changed_level(four, keep_16bit=rows)], NOISE)
     assert "head" not in found.keep
-    assert "without their errors the KLD falls by 22%" in found.keep
+    assert f"without their errors the KLD falls by {fall()}" in found.keep
 
 
 def test_verdict_counts_what_does_not_fit_the_line() -> None:
@@ -284,7 +302,7 @@ def test_without_advice_keeps_the_ranking() -> None:
     assert verdict.without_advice(level("Q8_0", 80)).sensitivity.keep_16bit == ()
 
 
-@pytest.mark.parametrize("levels", [[], [level("Q5_K_M", 50)], [example().levels[0], level("Q8_0", 80, kld=0.001)]])
+@pytest.mark.parametrize("levels", [[], [level("Q5_K_M", 50)], [worth("head"), level("Q8_0", 80, kld=0.001)]])
 def test_verdict_of_an_absurd_reference_names_nothing_to_ship(levels: list[Level]) -> None:
     found = verdict.verdict(REFERENCE, levels, NOISE, "the reference itself has a perplexity of 317")
     assert found.level is None

@@ -64,7 +64,7 @@ def model(table: Sequence[Row] | None = None) -> bytes:
     """A file with that table; its weights are zeros."""
     metadata = {
         "general.architecture": "llama",
-        "general.name": "SmolLM2 6L",
+        "general.name": "trained llama",
         "general.file_type": 1,
         "llama.block_count": 11,
         "llama.embedding_length": 576,
@@ -178,7 +178,7 @@ RECIPES = [
         "a result of an older qres",
         recipe("--budget", "5bpw", result=to_json(replace(older(), schema_version=1))),
         "this result has schema version 1, qres reads version 2",
-        "Make it again: qres scan models/SmolLM2-6L-F16.gguf",
+        "Make it again: qres scan models/trained.gguf",
     ),
     case("recipe-no-prediction", "no predictions", recipe("--budget", "5bpw", result=WITHOUT), SIMULATED, code=4),
     case(
@@ -254,7 +254,7 @@ RECIPES = [
         "recipe-refine-no-model",
         "the scanned model is gone",
         recipe("--budget", "same-as:Q4_K_M", "--refine"),
-        "SmolLM2-6L-F16.gguf",
+        "trained.gguf",
     ),
     case(
         "recipe-refine-texts",

@@ -77,7 +77,12 @@ RESULTS = [
     case("result-model", "the model by mistake", report(full()), "not JSON", WROTE),
     case("result-utf-16", "a result in UTF-16", report(RESULT.encode("utf-16")), "not JSON", WROTE),
     case(
-        "result-truncated", "a result that is cut off", report(RESULT.encode()[:-400]), "not JSON", "truncated", WROTE
+        "result-truncated",
+        "a result that is cut off",
+        report(RESULT[: RESULT.rindex(",") + 1].encode()),
+        "not JSON",
+        "truncated",
+        WROTE,
     ),
     case("result-nested", "100000 brackets", report(b"[" * 100_000), "not a qres result", WROTE),
     case("result-other", "JSON of something else", report(b'{"a": 1}'), "not a qres result", "schema_version", WROTE),
@@ -88,7 +93,7 @@ RESULTS = [
         "of another version",
         report(changed("schema_version", 99)),
         "schema version 99",
-        "Update qres, or make it again: qres scan models/SmolLM2-6L-F16.gguf",
+        "Update qres, or make it again: qres scan models/trained.gguf",
     ),
     case(
         "result-huge-version",
@@ -132,7 +137,7 @@ RESULTS = [
         "n_layer",
         WROTE,
     ),
-    case("result-surrogate", "half a character", report(RESULT.replace("SmolLM2 6L", "\\ud800").encode()), WROTE),
+    case("result-surrogate", "half a character", report(RESULT.replace("trained llama", "\\ud800").encode()), WROTE),
     case(
         "report-over-itself",
         "--out is the result",

@@ -303,10 +303,10 @@ def _not_used(result: Result) -> Result:
         (
             lambda r: replace(r, reference=replace(r.reference, is_16bit=False)),
             UnsupportedError,
-            "SmolLM2 6L was no 16-bit model",
+            "trained llama was no 16-bit model",
         ),
         (_not_used, UnsupportedError, "there are none: the replay is off by 0.3"),
-        (lambda r: replace(r, ladder=()), UnsupportedError, "llama.cpp cannot quantize SmolLM2 6L"),
+        (lambda r: replace(r, ladder=()), UnsupportedError, "llama.cpp cannot quantize trained llama"),
         (_no_levels, UnsupportedError, "no level was measured that it could be calibrated on"),
         (lambda r: replace(r, levels=()), UnsupportedError, "no level was measured that it could be calibrated on"),
     ],

@@ -25,7 +25,7 @@ from tests.examples import recipe as ex
 from tests.examples.recipe import DOWN_0, EMBEDDING, NAMES, NORM, OTHER_NORM, ROUTER
 
 FILES = ["recipe.json", "tensor-types.txt", "custom-q.txt", "commands.txt"]
-MODEL = "models/SmolLM2-6L-F16.gguf"
+MODEL = "models/trained.gguf"
 Json = dict[str, Any]
 
 

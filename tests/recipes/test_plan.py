@@ -506,11 +506,9 @@ def test_pinned_tensors_stay_in_a_layer_that_is_kept(choices: Choices) -> None:
 def test_a_recipe_says_what_it_is_for_and_where_it_comes_from(choices: Choices) -> None:
     found = made(choices, "same-as:Q4_K_M")
     assert (found.recipe_version, found.qres_version) == (RECIPE_VERSION, __version__)
-    assert (found.model, found.architecture, found.fingerprint) == ("SmolLM2 6L", "llama", "f1d0")
+    assert (found.model, found.architecture, found.fingerprint) == ("trained llama", "llama", "f1d0")
     assert (found.purpose, found.imatrix, found.imatrix_digest) == ("any", "", "")
-    assert found.selection == Selection(
-        "built-in text, 2 other chunks", "built-in text, 8 chunks", 512, ("5d7e", "90ab")
-    )
+    assert found.selection == Selection("built-in rank text, 4 chunks", "held.txt, 128 chunks", 128, ("5d7e", "90ab"))
     assert (found.refinement, found.built, found.verification) == (None, None, None)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from qres.report.html import render_html
+from tests.examples.levels import unpatched
 from tests.examples.result import example
 from tests.report.test_html import hostile
 
@@ -61,7 +63,9 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     target: Path = tmp_path_factory.mktemp("report") / "report.html"
-    target.write_text(render_html(example()), encoding="utf-8")
+    first, *others = example().levels
+    gap = dataclasses.replace(example(), levels=(unpatched(first, "2.attention"), *others))
+    target.write_text(render_html(gap), encoding="utf-8")
     return target
 
 
@@ -132,22 +136,24 @@ def test_header_sorts_by_number_and_keeps_missing_values_last(visit: Visit) -> N
         assert keys[-1] is None
         numbers = [float(key) for key in keys[:-1]]
         assert numbers == sorted(numbers, reverse=reverse)
-        assert len(numbers) == 13
+        assert len(numbers) == 9
 
 
 def test_choosing_a_level_changes_the_chart(visit: Visit) -> None:
     box = visit.page.locator("[data-chart=stream]")
     before = box.locator("svg").inner_html()
-    box.get_by_label("Q8_0").check()
+    box.get_by_label("Q5_K_M").check()
     visit.page.wait_for_timeout(200)
     assert box.locator("svg").inner_html() != before
 
 
-@pytest.mark.parametrize("chart", ["trust", "tensors"])
-def test_choosing_in_the_charts_of_predictions_changes_them_without_a_warning(visit: Visit, chart: str) -> None:
+@pytest.mark.parametrize(("chart", "choice"), [("trust", "Q5_K_M"), ("tensors", "Q5_K")])
+def test_choosing_in_the_charts_of_predictions_changes_them_without_a_warning(
+    visit: Visit, chart: str, choice: str
+) -> None:
     box = visit.page.locator(f"[data-chart={chart}]")
     before = box.locator("svg").inner_html()
-    box.get_by_label("Q8_0").check()
+    box.get_by_label(choice).check()
     visit.page.wait_for_timeout(200)
     assert box.locator("svg").inner_html() != before
     assert visit.complaints == []
@@ -176,7 +182,7 @@ def test_dark_theme_redraws_keeps_choices_and_stays_readable(visit: Visit) -> No
             assert contrast(page, selector) >= 4.5, (theme, selector)
     assert abs(luminance(backgrounds[0]) - luminance(backgrounds[1])) > 0.8
     assert axes[0] != axes[1]
-    assert page.locator("[data-chart=stream]").get_by_label("Q8_0").is_checked()
+    assert page.locator("[data-chart=stream]").get_by_label("Q5_K_M").is_checked()
     page.emulate_media(color_scheme="light")
     visit.drawn("light")
     assert visit.complaints == []

@@ -35,6 +35,15 @@ def test_verdict_comes_first(report: Markdown) -> None:
     assert blocks[1:4] == [f"**{verdict.headline}**", verdict.keep, verdict.details]
 
 
+def test_warnings_stand_before_the_first_section() -> None:
+    warnings = ("Q4_K_M: 37 of 43 tensors are on a fallback type.", "Only 8 chunks: standard errors are rough.")
+    text = rendered.text(dataclasses.replace(example(), warnings=warnings))
+    before, after = text.split("\n## ", 1)
+    assert before.endswith("".join(f"> ⚠ {warning}  \n" for warning in warnings))
+    assert "⚠" not in after
+    assert "⚠" not in rendered.text(example())
+
+
 def test_every_image_is_referred_to_and_is_svg(report: Markdown) -> None:
     paths = set(re.findall(r'(?:src|srcset)="([^"]+)"', report.text))
     assert paths == set(report.images)

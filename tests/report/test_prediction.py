@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
 from functools import partial
 from typing import Any
 
 import pytest
-from scipy import stats
 
 from qres.records import as_json
 from qres.records.files import TypeShare
 from qres.records.prediction import Calibration, Prediction, TensorDamage, TypeDamage
 from qres.records.result import Level, Result
+from qres.records.stream import NoiseFloor
 from qres.records.units import Additivity, RankCorrelation
 from qres.report import html, paragraphs, sections
 from qres.report.charts import prediction as prediction_charts
@@ -22,16 +21,17 @@ from qres.report.formatting import PREDICTED, plus_minus, significant
 from qres.report.rows import prediction as prediction_rows
 from qres.report.tables import layers
 from qres.report.tables import prediction as prediction_tables
+from qres.report.tables import recipes as recipe_tables
 from qres.report.tables.table import Table
 from tests.effort import lines_run
-from tests.examples.levels import changed_level
+from tests.examples.levels import changed_level, unpatched
 from tests.examples.result import example
-from tests.examples.sensitivity import own_type
 from tests.report import rendered
 from tests.report.test_html import HOSTILE, Page
 from tests.report.test_tables import column
 
 NEW = {"trust", "tensors"}
+GAP = "2.attention"
 
 
 def found(result: Result) -> Prediction:
@@ -65,43 +65,25 @@ def with_level(**changes: object) -> Result:
     return dataclasses.replace(example(), levels=(changed_level(first, **changes), *rest))
 
 
+def with_gap() -> Result:
+    """The example with a unit that was not patched at its first level."""
+    first, *rest = example().levels
+    return dataclasses.replace(example(), levels=(unpatched(first, GAP), *rest))
+
+
+def added_up(level: Level) -> tuple[float, float]:
+    """The KLDs of the units that were patched, and with the predictions of the others."""
+    patched = [unit.kld for unit in level.sensitivity.units if unit.kld is not None]
+    others = [unit.predicted_kld or 0.0 for unit in level.sensitivity.units if unit.kld is None]
+    return sum(patched), sum(patched) + sum(others)
+
+
 def names(result: Result) -> set[str]:
     return {part.name for part in rendered.sections(result)}
 
 
 def predicted_tables(result: Result) -> list[Table]:
     return [item for part in rendered.sections(result) for item in part.items if isinstance(item, Table)]
-
-
-# -- the example hangs together
-
-
-def test_unit_predictions_of_the_example_are_sums_of_tensors_times_the_factor() -> None:
-    for level in example().levels:
-        assert level.sensitivity.calibration is not None
-        for unit in level.sensitivity.units:
-            parts = [row for row in found(example()).tensors if row.unit == unit.unit]
-            assert len(parts) == len(unit.weights)
-            sums = [d.predicted_kld for row in parts for d in row.types if d.type == own_type(level.name, row.tensor)]
-            factor = level.sensitivity.calibration.factor
-            assert unit.predicted_kld == pytest.approx(factor * sum(s or 0.0 for s in sums))
-        total = sum(unit.predicted_kld or 0.0 for unit in level.sensitivity.units)
-        assert total == pytest.approx(level.sensitivity.calibration.measured_kld)
-        assert total == pytest.approx(
-            level.sensitivity.calibration.factor * level.sensitivity.calibration.predicted_kld
-        )
-
-
-def test_trust_of_the_example_is_scipys() -> None:
-    for level in example().levels:
-        assert level.sensitivity.trust is not None
-        units = level.sensitivity.units
-        pairs = [(math.log(u.predicted_kld), math.log(u.kld)) for u in units if u.predicted_kld and u.kld]
-        x, y = zip(*pairs, strict=True)
-        assert level.sensitivity.trust.spearman == pytest.approx(stats.spearmanr(x, y).statistic)
-        assert level.sensitivity.trust.slope == pytest.approx(stats.linregress(x, y).slope)
-        found_trust = level.sensitivity.trust
-        assert found_trust.units == len(pairs) == found_trust.top + found_trust.random + 1  # and the head
 
 
 # -- predicted is never printed as measured
@@ -122,7 +104,14 @@ def forms(result: Result) -> set[str]:
 
 def test_every_predicted_number_carries_its_sign() -> None:
     result = example()
-    measured = rendered.text(without())  # what happens to read the same there cannot be told apart
+    verified = recipe_tables.verified(result)
+    cells = [
+        cell
+        for row in verified.rows
+        for cell, col in zip(row, verified.columns, strict=True)
+        if col.kind != "predicted"
+    ]
+    measured = rendered.text(without()) + " ".join(cells)  # what happens to read the same there cannot be told apart
     texts = (rendered.text(result), Page(rendered.page(result)).words)
     for text in texts:
         seen = 0
@@ -139,12 +128,12 @@ def test_predicted_columns_say_so_and_hold_only_marked_numbers() -> None:
     columns = [(table, i) for table in tables for i, col in enumerate(table.columns) if col.kind == "predicted"]
     assert {table.name for table, _ in columns} == {
         "units-Q4_K_M",
-        "units-Q8_0",
+        "units-Q5_K_M",
         "worst",
         "calibration",
         "roles",
         "tensors-Q4_K_M",
-        "tensors-Q8_0",
+        "tensors-Q5_K_M",
         "every-tensor",
         "recipes",
         "verified",
@@ -202,14 +191,18 @@ def test_marked_escapes_what_is_around() -> None:
 
 
 def test_units_show_both_figures_or_the_prediction_alone() -> None:
-    level = example().levels[0]
+    level = with_gap().levels[0]
     table = layers.units(example(), level)
-    place = column(table, "unit").index("2.attention")
-    unit = level.sensitivity.units[place]
-    assert column(table, "KLD ± SE")[place] == "n/a"
-    assert column(table, "predicted ± SE")[place] == f"≈{plus_minus(unit.predicted_kld, unit.predicted_se)}"
-    assert "13 units have both figures, 1 only a prediction" in table.note
-    assert "factor 1.23" in table.note
+    gap = column(table, "unit").index(GAP)
+    assert column(table, "KLD ± SE")[gap] == "n/a"
+    for place, unit in enumerate(level.sensitivity.units):
+        assert column(table, "predicted ± SE")[place] == f"≈{plus_minus(unit.predicted_kld, unit.predicted_se)}"
+        if place != gap:
+            assert column(table, "KLD ± SE")[place] == plus_minus(unit.kld, unit.kld_se)
+    assert "9 units have both figures, 1 only a prediction" in table.note
+    assert level.sensitivity.calibration is not None
+    factor = level.sensitivity.calibration.measured_kld / level.sensitivity.calibration.predicted_kld
+    assert f"factor {factor:.2f}" in table.note
 
 
 def test_units_without_any_prediction_have_no_such_column() -> None:
@@ -259,7 +252,11 @@ def test_unused_replay_is_one_sentence_with_its_reason() -> None:
 
 def test_trust_says_what_it_was_compared_on() -> None:
     table = prediction_tables.trust(example())
-    assert table.rows[0] == ("Q4_K_M", "13", "8", "4", "0.92", "1.09")
+    known = example().levels[0].sensitivity.trust
+    assert known is not None
+    assert table.rows[0] == ("Q4_K_M", "10", "9", "0", f"{known.spearman:.2f}", f"{known.slope:.2f}")
+    drawn = prediction_tables.trust(with_level(trust=dataclasses.replace(known, units=8, top=5, random=2)))
+    assert drawn.rows[0][1:4] == ("8", "5", "2")
     assert "drawn from all others" in table.note
     every = dataclasses.replace(example(), settings=dataclasses.replace(example().settings, units="all"))
     assert prediction_tables.trust(every).note.startswith("All units were patched.")
@@ -270,7 +267,7 @@ def test_level_without_trust_keeps_its_row_and_is_named() -> None:
     table = prediction_tables.trust(result)
     assert table.rows[0] == ("Q4_K_M", "n/a", "n/a", "n/a", "n/a", "n/a")
     assert "No comparison was made at Q4_K_M." in table.note
-    assert set(column(prediction_tables.worst(result), "level")) == {"Q8_0"}
+    assert set(column(prediction_tables.worst(result), "level")) == {"Q5_K_M"}
     assert "trust" in names(result)
     assert "| Q4_K_M | n/a | n/a |" in rendered.text(result)
 
@@ -285,14 +282,20 @@ def test_worst_units_have_both_numbers_and_their_ratio() -> None:
     assert unit.predicted_kld is not None
     assert table.rows[0][2] == plus_minus(unit.kld, unit.kld_se)
     assert table.keys[0][4] == pytest.approx(unit.kld / unit.predicted_kld)
-    assert "(below floor)" in table.rows[-1][2]
+    assert "(below floor)" not in table.rows[-1][2]
+    last = example().levels[1].sensitivity.trust
+    assert last is not None
+    (kld,) = (one.kld for one in example().levels[1].sensitivity.units if one.unit == last.worst[-1])
+    assert kld is not None
+    noisy = dataclasses.replace(example(), noise_floor=NoiseFloor(1.1 * kld, None))
+    assert "(below floor)" in prediction_tables.worst(noisy).rows[-1][2]
 
 
 def test_worst_unit_that_is_gone_is_left_out() -> None:
     trust = example().levels[0].sensitivity.trust
     assert trust is not None
     result = with_level(trust=dataclasses.replace(trust, worst=("99.ffn",)))
-    assert set(column(prediction_tables.worst(result), "level")) == {"Q8_0"}
+    assert set(column(prediction_tables.worst(result), "level")) == {"Q5_K_M"}
 
 
 def test_calibration_names_both_sums() -> None:
@@ -304,10 +307,10 @@ def test_calibration_names_both_sums() -> None:
 def test_replay_shows_its_own_check() -> None:
     table = prediction_tables.replay(with_sensitivity(imatrix="im.gguf", replay_nmse=None))
     rows = {name: value for name, value in table.rows}  # noqa: C416 - dict() does not take rows of any length
-    assert rows["KLD against llama.cpp"] == "2.40e−6, limit 0.000100"
+    assert rows["KLD against llama.cpp"] == f"{significant(found(example()).replay_kld)}, limit 1.00e−5"
     assert rows["squared error of the logits"] == "n/a of their variance"
-    assert rows["text"] == "2 chunks, 510 scored positions"
-    assert rows["calculated in"] == "float32 on cpu, 6.20 s"
+    assert rows["text"] == "4 chunks, 252 scored positions"
+    assert rows["calculated in"] == "float32 on cpu, 1.00 s"
     assert rows["importance matrix"] == "im.gguf"
 
 
@@ -317,22 +320,29 @@ def test_replay_shows_its_own_check() -> None:
 def test_roles_add_up_over_layers_smallest_type_first() -> None:
     table = prediction_tables.by_role(example())
     titles = [col.title for col in table.columns[3:]]
-    assert titles == [f"predicted {name}" for name in ("Q4_0", "Q4_K", "Q5_0", "Q6_K", "Q8_0")]
+    small = ("Q2_K", "Q3_K", "IQ4_XS", "MXFP4", "IQ4_NL", "Q4_0", "Q4_K")
+    assert titles == [f"predicted {name}" for name in (*small, "Q5_K", "Q6_K", "Q8_0")]
     bits = list(prediction_rows.type_bits(found(example()).tensors).values())
     assert bits == sorted(bits)
     place = column(table, "role").index("attention v")
     rows = [row for row in found(example()).tensors if row.role == "attention v"]
-    total = sum(d.predicted_kld or 0.0 for row in rows for d in row.types if d.type == "Q5_0")
-    assert table.keys[place][5] == pytest.approx(total)
-    assert len(rows) == 6
+    total = sum(d.predicted_kld or 0.0 for row in rows for d in row.types if d.type == "Q5_K")
+    assert table.keys[place][3 + titles.index("predicted Q5_K")] == pytest.approx(total)
+    assert len(rows) == 4
 
 
 def test_roles_say_where_a_type_does_not_fit_or_has_no_value() -> None:
-    table = prediction_tables.by_role(example())
+    keys = [row for row in found(example()).tensors if row.role == "attention k"]
+    without_k = [dataclasses.replace(row, types=tuple(d for d in row.types if d.type != "Q4_K")) for row in keys]
+    types = tuple(dataclasses.replace(d, predicted_kld=None) if d.type == "Q4_0" else d for d in without_k[0].types)
+    others = [row for row in found(example()).tensors if row.role != "attention k"]
+    rows = (dataclasses.replace(without_k[0], types=types), *without_k[1:], *others)
+    table = prediction_tables.by_role(with_sensitivity(tensors=rows))
     place = column(table, "role").index("attention k")
-    assert table.rows[place][4] == "—"
-    assert table.keys[place][4] is None
-    assert table.rows[place][3].endswith("(5 of 6)")
+    titles = [col.title for col in table.columns]
+    assert table.rows[place][titles.index("predicted Q4_K")] == "—"
+    assert table.keys[place][titles.index("predicted Q4_K")] is None
+    assert table.rows[place][titles.index("predicted Q4_0")].endswith("(3 of 4)")
     assert "rows do not hold whole blocks of the type" in table.note
 
 
@@ -345,26 +355,45 @@ def test_role_with_no_finite_value_is_not_zero() -> None:
 
 
 def test_most_sensitive_are_sorted_and_at_the_base_type_or_its_fallback() -> None:
-    level = example().levels[0]
-    table = prediction_tables.most_sensitive(example(), level)
+    rows = [  # as of a model with rows of no whole blocks of 256 but in ffn_down
+        dataclasses.replace(
+            row,
+            types=tuple(
+                dataclasses.replace(d, type="Q5_0") if d.type == "Q4_K" and row.role != "ffn down" else d
+                for d in row.types
+            ),
+        )
+        for row in found(example()).tensors
+    ]
+    result = with_sensitivity(tensors=tuple(rows))
+    table = prediction_tables.most_sensitive(result, result.levels[0])
     keys = [row[5] for row in table.keys]
     assert len(keys) == 20
-    assert keys == sorted(keys, key=lambda key: -(key or 0))
+    known = [d.predicted_kld for row in rows for d in row.types if d.type == _base(row)]
+    assert keys == sorted((kld for kld in known if kld is not None), reverse=True)[:20]
     types = dict(zip(column(table, "tensor"), column(table, "type"), strict=True))
-    assert all(name == ("Q4_K" if "ffn_down" in tensor else "Q5_0") for tensor, name in types.items())
+    assert types == {row.tensor: _base(row) for row in rows if row.tensor in types}
     assert set(types.values()) == {"Q4_K", "Q5_0"}
     assert "Not calibrated" in table.note
-    assert prediction_rows.base_types(example()) == {"Q4_K_M": "Q4_K", "Q8_0": "Q8_0"}
+    assert prediction_rows.base_types(result) == {"Q4_K_M": "Q4_K", "Q5_K_M": "Q5_K"}
+
+
+def _base(row: TensorDamage) -> str:
+    return "Q4_K" if row.role == "ffn down" else "Q5_0"
 
 
 def test_level_of_an_unknown_recipe_is_asked_for_the_type_of_most_of_its_tensors() -> None:
+    shares = example().levels[0].file.types
     result = with_level(name="mine", file_type="")
-    assert prediction_rows.base_types(result)["mine"] == "Q5_0"
+    assert prediction_rows.base_types(result)["mine"] == "Q4_K"
+    most = tuple(dataclasses.replace(share, tensors=99) if share.type == "Q6_K" else share for share in shares)
+    result = with_level(name="mine", file_type="", types=most)
+    assert prediction_rows.base_types(result)["mine"] == "Q6_K"
 
 
 def test_every_tensor_is_on_the_page_only() -> None:
     table = prediction_tables.every_tensor(example())
-    assert len(table.rows) == len(found(example()).tensors) == 44
+    assert len(table.rows) == len(found(example()).tensors) == 30
     assert "Every tensor at every type" not in rendered.text(example())
     assert "Every tensor at every type" in rendered.page(example())
 
@@ -437,28 +466,35 @@ def test_work_grows_with_the_tensors_and_no_faster(monkeypatch: pytest.MonkeyPat
 
 
 def test_scatter_is_of_units_with_both_and_has_one_range_for_both_axes() -> None:
-    rows = prediction_rows.pairs(example())
-    assert len(rows) == 26
-    assert "2.attention" not in {row["label"] for row in rows if row["level"] == "Q4_K_M"}
+    rows = prediction_rows.pairs(with_gap())
+    assert len(rows) == 19
+    assert GAP not in {row["label"] for row in rows if row["level"] == "Q4_K_M"}
     low, high = prediction_rows.ranges(rows)["Q4_K_M"]
     chosen = [row for row in rows if row["level"] == "Q4_K_M"]
     assert all(low <= row[end] <= high for row in chosen for end in ("x", "value", "left", "right", "low", "high"))
-    assert {row["name"] for row in chosen} - {""} == {"3.ffn", "4.attention", "2.ffn"}
+    trust = example().levels[0].sensitivity.trust
+    assert trust is not None
+    assert len(set(trust.worst)) == 3
+    assert {row["name"] for row in chosen} - {""} == set(trust.worst) - {GAP}
     assert all(row["guess"].startswith(PREDICTED) for row in rows)
 
 
 def test_noise_floor_is_drawn_only_within_the_range() -> None:
-    spec = prediction_charts.trust(example())
+    least, most = (
+        min(unit.kld for unit in level.sensitivity.units if unit.kld) for level in reversed(example().levels)
+    )
+    assert 2 * least < most
+    spec = prediction_charts.trust(dataclasses.replace(example(), noise_floor=NoiseFloor(1.1 * least, None)))
     assert spec is not None
     floors = [row for rows in spec["datasets"].values() for row in rows if row.get("words") == "noise floor"]
-    assert {(row["level"], row["shown"]) for row in floors} == {("Q4_K_M", 0), ("Q8_0", 1)}
+    assert {(row["level"], row["shown"]) for row in floors} == {("Q4_K_M", 0), ("Q5_K_M", 1)}
 
 
 def test_heat_map_offers_the_type_of_every_level() -> None:
     spec = prediction_charts.tensors(example())
     assert spec is not None
     (param,) = spec["params"]
-    assert param["bind"]["options"] == ["Q4_K", "Q8_0"]
+    assert param["bind"]["options"] == ["Q4_K", "Q5_K"]
     assert param["value"] == "Q4_K"
     one = dataclasses.replace(example(), levels=example().levels[:1])
     alone = prediction_charts.tensors(one)
@@ -510,10 +546,14 @@ def test_missing_correlations_say_why() -> None:
 
 
 def test_better_predictors_stand_beside_each_other() -> None:
-    text = paragraphs.paragraph(example().levels[0])
-    assert "the injected error has 0.88 on the same branches" in text
-    assert "the prediction from gradients has 0.92 over 13 units" in text
-    assert "gradients" not in paragraphs.paragraph(changed_level(example().levels[0], trust=None))
+    level = example().levels[0]
+    ranked, trust = level.sensitivity.rank_correlation, level.sensitivity.trust
+    assert ranked is not None
+    assert trust is not None
+    text = paragraphs.paragraph(level)
+    assert f"the injected error has {ranked.injected_error:.2f} on the same branches" in text
+    assert f"the prediction from gradients has {trust.spearman:.2f} over 10 units" in text
+    assert "gradients" not in paragraphs.paragraph(changed_level(level, trust=None))
 
 
 def additive(total: float | None, injected: float | None = None) -> str:
@@ -529,24 +569,35 @@ def test_all_patched_units_are_added_up() -> None:
 
 
 def test_partly_patched_units_are_completed_with_marked_predictions() -> None:
-    text = paragraphs.paragraph(example().levels[0])
-    assert "13 of 14 units were patched and add up to 0.0534; with predictions for the others that makes ≈0.05" in text
-    assert "≈95 % of the level's measured 0.0575: damage looks additive." in text
-    assert "Predictions alone, not calibrated, add up to ≈0.0469, ≈82 % of it." in text
+    plain = with_gap().levels[0]
+    patched, whole = added_up(plain)
+    assert plain.sensitivity.calibration is not None
+    calibration = dataclasses.replace(plain.sensitivity.calibration, measured_kld=1.05 * whole)
+    level = changed_level(plain, additivity=Additivity(1.05 * whole, None, None), calibration=calibration)
+    text = paragraphs.paragraph(level)
+    assert (
+        f"9 of 10 units were patched and add up to {significant(patched)}; with predictions for the others that makes "
+        f"≈{significant(whole)}"
+    ) in text
+    assert f"≈95 % of the level's measured {significant(1.05 * whole)}: damage looks additive." in text
+    raw = calibration.predicted_kld
+    assert (
+        f"Predictions alone, not calibrated, add up to ≈{significant(raw)}, ≈{100 * raw / (1.05 * whole):.0f} % of it."
+    ) in text
 
 
 def test_mostly_predicted_sum_is_not_called_additive() -> None:
-    units = tuple(
-        dataclasses.replace(unit, kld=None, kld_se=None) if unit.unit in ("head", "0.ffn") else unit
-        for unit in example().levels[0].sensitivity.units
-    )
-    text = paragraphs.paragraph(changed_level(example().levels[0], units=units))
+    level = unpatched(example().levels[0], "embedding", "0.attention", "0.ffn", "1.attention", "2.attention")
+    patched, whole = added_up(level)
+    assert patched < 0.5 * whole
+    text = paragraphs.paragraph(changed_level(level, additivity=Additivity(whole, None, None)))
     assert "too much of that is predicted to call it additive" in text
 
 
 def test_unknown_sum_is_said() -> None:
-    level = without().levels[0]
-    assert "not known: 13 of 14 units were patched and add up to 0.0534; the level has 0.0575." in (
+    level = changed_level(unpatched(without().levels[0], GAP), additivity=Additivity(0.0575, None, 0.0334))
+    patched, _ = added_up(level)
+    assert f"not known: 9 of 10 units were patched and add up to {significant(patched)}; the level has 0.0575." in (
         paragraphs.paragraph(level)
     )
     none = changed_level(level, additivity=Additivity(None, None, 0.03))
@@ -563,7 +614,7 @@ def test_inherited_share_is_one_minus_what_the_layers_made() -> None:
 
 def test_more_than_all_of_the_drift_is_pulled_back() -> None:
     level = example().levels[0]
-    points = tuple(dataclasses.replace(point, generated_share=0.1) for point in level.points)
+    points = tuple(dataclasses.replace(point, generated_share=1.3 / 9) for point in level.points)
     text = paragraphs.paragraph(dataclasses.replace(level, points=points))
     assert "own errors make 130 % of the final drift" in text
     assert "takes 30 % back" in text
@@ -572,7 +623,7 @@ def test_more_than_all_of_the_drift_is_pulled_back() -> None:
 def test_missing_shares_are_counted() -> None:
     level = example().levels[0]
     points = (dataclasses.replace(level.points[0], generated_share=None), *level.points[1:])
-    assert "1 of 13 stream points have no figure" in paragraphs.paragraph(dataclasses.replace(level, points=points))
+    assert "1 of 9 stream points have no figure" in paragraphs.paragraph(dataclasses.replace(level, points=points))
     assert "was not mapped" in paragraphs.paragraph(dataclasses.replace(level, points=()))
 
 

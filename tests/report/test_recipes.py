@@ -5,9 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections import Counter
-from itertools import combinations, pairwise
-from pathlib import PurePath
+from itertools import combinations
 from typing import Any
 from xml.etree import ElementTree
 
@@ -23,7 +21,7 @@ from qres.report.charts import themes
 from qres.report.formatting import PREDICTED, mib, percent, plus_minus, significant
 from qres.report.tables import recipes as recipe_tables
 from qres.report.tables.table import Table
-from tests.examples.result import HEADER_BYTES, LADDER, example
+from tests.examples.result import example
 from tests.report import rendered
 from tests.report.test_html import HOSTILE, Page
 from tests.report.test_tables import column
@@ -49,6 +47,7 @@ def recipe(place: int = 0, **changes: Any) -> Recipe:  # noqa: ANN401 - fields o
 
 
 def unverified() -> Result:
+    """The example of a scan that built nothing."""
     return changed(recipes=tuple(dataclasses.replace(one, verification=None) for one in example().recipes))
 
 
@@ -59,9 +58,9 @@ def verification(**changes: Any) -> Verification:  # noqa: ANN401 - fields of Ve
 
 
 def measured(**changes: Any) -> Result:  # noqa: ANN401 - fields of the recipe's Measure
-    """The example with other measurements of its verified recipe."""
+    """One recipe verified, with other measurements; the others are not."""
     own = dataclasses.replace(verification().recipe, **changes)
-    return changed(recipes=(recipe(verification=verification(recipe=own)), *example().recipes[1:]))
+    return changed(recipes=(recipe(verification=verification(recipe=own)), *unverified().recipes[1:]))
 
 
 def expected(kld: float) -> Expected:
@@ -84,153 +83,6 @@ def keys_of(table: Table, title: str) -> list[float | None]:
 
 def names(result: Result) -> list[str]:
     return [part.name for part in rendered.sections(result)]
-
-
-# -- the example hangs together
-
-
-def bytes_of(shape: tuple[int, ...], type_name: str) -> int:
-    traits = levels.TYPE_TRAITS[type_name]
-    return math.prod(shape) * traits.block_bytes // traits.block_size
-
-
-def damages(types: dict[str, str]) -> dict[str, float]:
-    """Tensor -> its raw prediction, straight from the rows of the sensitivity; a tied head counts twice."""
-    found = example().prediction
-    assert found is not None
-    exact = {tensor.name for tensor in example().tensors if types[tensor.name] in (tensor.type, tensor.type_16bit)}
-    sums = dict.fromkeys(types, 0.0)
-    for row in found.tensors:
-        if row.tensor not in exact:
-            sums[row.tensor] += next(one.predicted_kld or 0.0 for one in row.types if one.type == types[row.tensor])
-    return sums
-
-
-def raw_damages(one: Recipe) -> dict[str, float]:
-    """Tensor -> what the recipe says of it, not calibrated."""
-    assert one.predicted is not None
-    return {tensor.name: (tensor.predicted_kld or 0.0) / one.predicted.factor for tensor in one.tensors}
-
-
-def proportions() -> dict[str, float]:
-    """Tensor -> what recipes make of its rows in the sensitivity: the same at every type."""
-    one = example().recipes[0]
-    rows, own = damages({tensor.name: tensor.type for tensor in one.tensors}), raw_damages(one)
-    assert len([name for name in rows if rows[name]]) == 43  # every matrix is quantized there
-    return {name: own[name] / rows[name] for name in rows if rows[name]}
-
-
-def damage_of(types: dict[str, str]) -> float:
-    """Raw prediction of a file."""
-    return math.fsum(proportions()[name] * damage for name, damage in damages(types).items() if damage)
-
-
-def test_levels_of_the_example_are_made_of_their_tensors() -> None:
-    result = example()
-    for level in result.levels:
-        sizes: Counter[str] = Counter()
-        for tensor, held in zip(result.tensors, level.file.tensor_types, strict=True):
-            sizes[held] += bytes_of(tensor.shape, held)
-        assert {share.type: share.bytes for share in level.file.types} == sizes
-        assert level.file.bytes == sizes.total() + HEADER_BYTES
-        assert level.file.bpw == pytest.approx(8 * sizes.total() / sum(math.prod(t.shape) for t in result.tensors))
-        assert {row.weights_bytes for row in result.deployment if row.level == level.name} == {sizes.total()}
-        known = next(rung.types for rung in result.ladder if rung.level == level.name)
-        assert level.file.tensor_types == known
-    assert {share.type: share.tensors for share in result.reference.types} == Counter(t.type for t in result.tensors)
-
-
-def test_stock_of_the_example_is_the_ladder_by_size() -> None:
-    result = example()
-    sizes = {
-        rung.level: sum(bytes_of(t.shape, held) for t, held in zip(result.tensors, rung.types, strict=True))
-        for rung in result.ladder
-    }
-    assert {stock.level: stock.bytes for stock in result.stock} == sizes
-    assert set(sizes) == set(LADDER)
-    assert [stock.bytes for stock in result.stock] == sorted(sizes.values())
-    klds = {stock.level: stock.predicted.kld for stock in result.stock if stock.predicted}
-    assert 2 < len(klds) < len(sizes)  # some have types that were not predicted
-    for level in result.levels:
-        assert klds[level.name] == pytest.approx(level.output.kld_mean)  # calibrated on them
-
-
-def test_recipes_of_the_example_add_up() -> None:
-    for one in example().recipes:
-        assert [tensor.name for tensor in one.tensors] == [tensor.name for tensor in example().tensors]
-        assert all(tensor.bytes == bytes_of(tensor.shape, tensor.type) for tensor in one.tensors)
-        assert one.bytes == sum(tensor.bytes for tensor in one.tensors)
-        assert one.limit_bytes is not None
-        assert 0.99 * one.limit_bytes < one.bytes <= one.limit_bytes
-        assert one.predicted is not None
-        assert one.predicted.raw_kld == pytest.approx(damage_of({t.name: t.type for t in one.tensors}))
-        assert one.predicted.kld == pytest.approx(one.predicted.raw_kld * one.predicted.factor)
-        assert one.predicted.kld == pytest.approx(math.fsum(t.predicted_kld or 0.0 for t in one.tensors))
-        assert one.predicted.low < one.predicted.kld < one.predicted.high
-        rival = one.stock[0].predicted
-        assert rival is not None
-        assert one.predicted.kld < rival.kld
-    assert [one.bytes for one in example().recipes[2:]] == sorted(one.bytes for one in example().recipes[2:])
-
-
-def test_tensors_of_recipes_are_predicted_in_proportion_to_their_sensitivity() -> None:
-    known = proportions()
-    assert all(0.3 < value < 3 for value in known.values())
-    for one in example().recipes:
-        rows, own = damages({tensor.name: tensor.type for tensor in one.tensors}), raw_damages(one)
-        for name, damage in rows.items():
-            assert own[name] == pytest.approx(damage * known.get(name, 0.0)), (one.budget, name)
-
-
-def test_mixes_of_the_example_are_the_lower_edge() -> None:
-    mixes = example().mixes
-    for smaller, larger in pairwise(mixes):
-        assert (smaller.bytes < larger.bytes, smaller.kld > larger.kld) == (True, True)
-    points = [(one.bytes, one.predicted.kld) for one in example().stock if one.predicted]
-    points += [(one.bytes, one.predicted.kld) for one in example().recipes if one.predicted]
-    for n_bytes, kld in points:
-        assert not [mix for mix in mixes if mix.bytes >= n_bytes and mix.kld > kld * 1.0001]
-
-
-def test_verification_of_the_example_agrees_with_itself() -> None:
-    one, found = example().recipes[0], verification()
-    assert one.built is not None
-    padded = sum(-(-tensor.bytes // 32) * 32 for tensor in one.tensors)
-    assert (one.built.tensor_bytes, one.built.file_bytes) == (one.bytes, padded + HEADER_BYTES)
-    assert found.file == PurePath(one.built.file).name
-    assert (found.predicted, found.recipe.bytes) == (one.predicted, one.bytes)
-    assert found.tokens == found.chunks * (found.n_ctx // 2 - 1)
-    assert [(level.name, level.bytes) for level in found.levels] == [(s.level, s.bytes) for s in one.stock]
-    for level, pair in zip(found.levels, found.pairs, strict=True):
-        assert level.name == pair.level
-        assert pair.kld_difference == pytest.approx((found.recipe.kld or 0.0) - (level.kld or 0.0))
-    assert one.predicted is not None
-    assert found.inside == (one.predicted.low <= (found.recipe.kld or 0.0) <= one.predicted.high)
-    assert not [other for other in example().recipes[1:] if other.verification]
-
-
-def test_recoveries_of_the_example_leave_what_they_say() -> None:
-    rows = example().recoveries
-    assert {(row.level, row.share) for row in rows} == {(n, s) for n in ("Q4_K_M", "Q8_0") for s in (0.1, 0.25, 0.5)}
-    for row in rows:
-        assert row.layers_bytes is not None
-        assert row.raised_bytes is not None
-        assert row.free_bytes is not None
-        assert row.free_bytes <= row.raised_bytes <= row.layers_bytes
-        level = next(level for level in example().levels if level.name == row.level)
-        held = dict(zip((t.name for t in example().tensors), level.file.tensor_types, strict=True))
-        kept = {t.name for t in example().tensors if t.name.removeprefix("blk.").split(".")[0] in numbers(row)}
-        added = sum(bytes_of(t.shape, t.type) - bytes_of(t.shape, held[t.name]) for t in example().tensors)
-        added_kept = sum(
-            bytes_of(t.shape, t.type) - bytes_of(t.shape, held[t.name]) for t in example().tensors if t.name in kept
-        )
-        assert row.layers_bytes == added_kept < added
-        exact = held | {t.name: t.type for t in example().tensors if t.name in kept}
-        assert damage_of(exact) <= (1 - row.share) * damage_of(held) * 1.0001
-
-
-def numbers(row: Recovery) -> set[str]:
-    return {name.removeprefix("layer ") for name in row.layers}
 
 
 def test_json_round_trip_keeps_recipes() -> None:
@@ -256,9 +108,11 @@ def test_every_predicted_number_carries_its_sign(verified: bool) -> None:
     result = example() if verified else unverified()
     before = rendered.text(without())  # what happens to read the same there cannot be told apart
     shown = {text for text in forms(result) if text not in before}
-    found = verification()
-    measurements = {significant(one.kld) for one in (found.recipe, *found.levels)}
-    measurements |= {significant(abs(pair.kld_difference or 0.0)) for pair in found.pairs}
+    measurements: set[str] = set()
+    for found in (one.verification for one in example().recipes):
+        assert found is not None
+        measurements |= {significant(one.kld) for one in (found.recipe, *found.levels)}
+        measurements |= {significant(abs(pair.kld_difference or 0.0)) for pair in found.pairs}
     for text in (rendered.text(result), Page(rendered.page(result)).words):
         seen = 0
         for form in shown - measurements:
@@ -324,7 +178,7 @@ def test_answer_without_a_measured_level_gives_the_measurement_alone(rivals: tup
 def test_answer_compares_with_the_first_level_that_has_a_figure() -> None:
     nothing = dataclasses.replace(verification().levels[0], kld=None)
     found = verification(levels=(nothing, verification().levels[1]))
-    assert ", Q5_K_M has " in recipe_tables.answer(changed(recipes=(recipe(verification=found),)))
+    assert ", Q5_K_S has " in recipe_tables.answer(changed(recipes=(recipe(verification=found),)))
 
 
 def test_answer_without_a_measurement_is_predicted_and_says_how_to_measure() -> None:
@@ -364,7 +218,7 @@ def test_recipes_without_predictions_are_said_to_have_none() -> None:
 
 def test_recipes_show_what_their_records_hold() -> None:
     table = recipe_tables.recipes(example())
-    assert column(table, "budget") == ["same-as:Q4_K_M", "same-as:Q8_0", "+0.10bpw", "+0.25bpw"]
+    assert column(table, "budget") == ["same-as:Q4_K_M", "same-as:Q5_K_M", "+0.10bpw", "+0.25bpw"]
     for place, one in enumerate(example().recipes):
         row, rival = row_of(table, place), one.stock[0]
         assert one.predicted is not None
@@ -424,15 +278,17 @@ def test_recipe_that_is_predicted_to_be_worse_has_a_minus_sign() -> None:
 
 
 def test_verified_has_the_recipe_and_its_levels_with_their_own_numbers() -> None:
-    table, found = recipe_tables.verified(example()), verification()
-    assert column(table, "file") == ["same-as:Q4_K_M", "Q4_K_M", "Q5_K_M"]
+    found = verification()
+    table = recipe_tables.verified(changed(recipes=(recipe(), *unverified().recipes[1:])))
+    assert column(table, "file") == ["same-as:Q4_K_M", "Q4_K_M", "Q5_K_S"]
     for place, one in enumerate((found.recipe, *found.levels)):
         row = row_of(table, place)
         assert row["MiB"] == mib(one.bytes)
         assert row["measured KLD ± SE"] == plus_minus(one.kld, one.kld_se)
         assert (row["same top"], row["drift at the end"]) == (percent(one.same_top), percent(one.drift))
         assert one.ln_ppl_ratio is not None
-        assert row["PPL change"].startswith(f"{100 * math.expm1(one.ln_ppl_ratio):+.2f} ± ")
+        change = f"{100 * math.expm1(one.ln_ppl_ratio):+.2f}".replace("-", "−")
+        assert row["PPL change"].startswith(f"{change} ± ")
     assert found.predicted is not None
     assert column(table, "predicted KLD") == [f"≈{significant(found.predicted.kld)}", "n/a", "n/a"]
     pair = found.pairs[0]
@@ -447,11 +303,27 @@ def test_verified_says_whether_the_prediction_held(inside: bool | None, word: st
     assert column(recipe_tables.verified(result), "inside the interval") == [word, "n/a", "n/a"]
 
 
+def test_every_verified_recipe_is_listed_with_its_own_numbers() -> None:
+    table = recipe_tables.verified(example())
+    files = column(table, "file")
+    beside = {"Q4_K_M", "Q5_K_S", "Q5_K_M", "Q6_K"}
+    assert [name for name in files if name not in beside] == [one.budget for one in example().recipes]
+    assert sorted(name for name in files if name in beside) == sorted(beside)
+    for one in example().recipes:
+        found, row = one.verification, row_of(table, files.index(one.budget))
+        assert found is not None
+        assert one.predicted is not None
+        assert row["measured KLD ± SE"] == plus_minus(found.recipe.kld, found.recipe.kld_se)
+        assert row["predicted KLD"] == f"≈{significant(one.predicted.kld)}"
+        assert row["inside the interval"] == ("yes" if found.inside else "no")
+        assert row["KLD against the level ± SE"].endswith(f" ({one.stock[0].level})")
+
+
 def test_level_beside_two_recipes_is_listed_once() -> None:
     other = verification(text="b, 8 chunks")
     result = changed(recipes=(recipe(verification=verification()), recipe(2, verification=other)))
     table = recipe_tables.verified(result)
-    assert column(table, "file") == ["same-as:Q4_K_M", "Q4_K_M", "Q5_K_M", "+0.10bpw"]
+    assert column(table, "file") == ["same-as:Q4_K_M", "Q4_K_M", "Q5_K_S", "+0.10bpw"]
     assert table.note.startswith(f"Text: b, 8 chunks; {verification().text}. ")
 
 
@@ -631,7 +503,7 @@ def offered(spec: dict[str, Any]) -> list[list[str]]:
 
 
 def test_chart_holds_the_values_of_the_records() -> None:
-    result, found = example(), verification()
+    result = example()
     assert points(result, recipe_charts.MIXES) == {("", mix.bytes, mix.kld) for mix in result.mixes}
     assert points(result, recipe_charts.LEVEL) == {
         (stock.level, stock.bytes, stock.predicted.kld) for stock in result.stock if stock.predicted
@@ -639,9 +511,14 @@ def test_chart_holds_the_values_of_the_records() -> None:
     assert points(result, recipe_charts.RECIPE) == {
         (one.budget, one.bytes, one.predicted.kld) for one in result.recipes if one.predicted
     }
-    own = found.recipe
-    assert points(result, recipe_charts.RECIPE_MEASURED) == {("same-as:Q4_K_M", own.bytes, own.kld)}
-    assert points(result, recipe_charts.LEVEL_MEASURED) == {(one.name, one.bytes, one.kld) for one in found.levels}
+    found = [(one.budget, one.verification) for one in result.recipes if one.verification]
+    assert len(found) == 4
+    assert points(result, recipe_charts.RECIPE_MEASURED) == {
+        (name, one.recipe.bytes, one.recipe.kld) for name, one in found
+    }
+    assert points(result, recipe_charts.LEVEL_MEASURED) == {
+        (level.name, level.bytes, level.kld) for _, one in found for level in one.levels
+    }
 
 
 def test_chart_tells_predicted_from_measured() -> None:
@@ -797,9 +674,11 @@ def test_short_line_of_any_other_recipe_is_predicted(changes: dict[str, Any]) ->
 def test_short_line_is_of_the_first_recipe_that_is_better_at_equal_size() -> None:
     worse = recipe(verification=None, predicted=expected(0.2))
     bare = recipe(verification=None, predicted=None)
-    better = recipe(1)
+    better = recipe(1, verification=None)
     assert better.predicted is not None
     line = recipe_tables.short(changed(recipes=(worse, bare, recipe(2), better)))
-    assert line.startswith(f"A mix of the size of Q8_0 is predicted to have KLD ≈{significant(better.predicted.kld)} ")
+    assert line.startswith(
+        f"A mix of the size of Q5_K_M is predicted to have KLD ≈{significant(better.predicted.kld)} "
+    )
     assert recipe_tables.short(changed(recipes=(worse, bare, recipe(2), recipe(3)))) == ""
     assert recipe_tables.short(without()) == ""

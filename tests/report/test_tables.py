@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import doctest
+import math
 
 import pytest
 
-from qres.records.output import Histogram, Output
+from qres.records.devices import DeviceAdvice
+from qres.records.files import Fallback
+from qres.records.output import Group, Histogram, Output
 from qres.records.result import Comparison, Level, Result
 from qres.records.stream import NoiseFloor, Point
 from qres.records.units import RankCorrelation
@@ -18,7 +21,7 @@ from qres.report.tables import files, layers
 from qres.report.tables import levels as levels_module
 from qres.report.tables.levels import comparisons, key_numbers
 from qres.report.tables.table import Table
-from tests.examples.levels import changed_level
+from tests.examples.levels import NOT_PATCHED, changed_level, unpatched
 from tests.examples.result import example
 from tests.report import rendered
 
@@ -100,19 +103,39 @@ def test_every_table_is_rectangular_and_named_once() -> None:
 
 def test_levels_marks_the_recommended_level_and_gives_multiples_of_the_floor() -> None:
     table = levels_module.levels(example())
+    floor = example().noise_floor.kld_mean
+    assert floor is not None
     assert table.marked == (0,)
-    assert column(table, "level") == ["Q4_K_M", "Q8_0"]
-    assert column(table, "× noise floor") == ["323×", "17×"]
-    assert column(table, "KLD mean ± SE")[0] == "0.0582 ± 0.0041"
-    assert column(table, "PPL change")[0] == "+4.43 ± 0.44 %"
+    assert column(table, "level") == ["Q4_K_M", "Q5_K_M"]
+    for place, level in enumerate(example().levels):
+        out = level.output
+        assert out.kld_mean is not None
+        assert out.ppl is not None
+        assert out.ppl_reference is not None
+        assert column(table, "× noise floor")[place] == f"{out.kld_mean / floor:,.0f}×"
+        assert column(table, "KLD mean ± SE")[place] == formatting.plus_minus(out.kld_mean, out.kld_se)
+        change = 100 * (out.ppl / out.ppl_reference - 1)
+        assert column(table, "PPL change")[place].startswith(f"{change:+.2f} ± ".replace("-", "−"))
+
+
+def test_change_of_the_perplexity_has_its_standard_error() -> None:
+    result = with_output(ln_ppl_ratio=math.log(1.05), ln_ppl_ratio_se=0.01)
+    assert column(levels_module.levels(result), "PPL change") == ["+5.00 ± 1.05 %"]
 
 
 def test_value_below_the_noise_floor_says_so() -> None:
-    result = with_output(kld_mean=9e-5)
+    floor = example().noise_floor.kld_mean
+    assert floor is not None
+    result = with_output(kld_mean=floor / 2)
     assert column(levels_module.levels(result), "× noise floor") == ["below (0.50×)"]
     assert "below the noise floor" in key_numbers(result)[0].note
-    kept = layers.keep(example(), example().levels[0])
+    level = example().levels[0]
+    *others, last = level.sensitivity.keep_16bit
+    rows = (*others, dataclasses.replace(last, kld_recovered=0.00012))
+    noisy = dataclasses.replace(example(), noise_floor=NoiseFloor(0.00018, None))
+    kept = layers.keep(noisy, changed_level(level, keep_16bit=rows))
     assert column(kept, "KLD recovered")[-1] == "0.000120 (below floor)"
+    assert "below" not in column(kept, "KLD recovered")[0]
 
 
 def test_noise_floor_missing_or_zero_is_said() -> None:
@@ -129,23 +152,30 @@ def test_nonfinite_logits_are_named() -> None:
 
 
 def test_keep_adds_up_the_bytes_and_states_the_cut() -> None:
-    table = layers.keep(example(), example().levels[0])
-    assert column(table, "so far") == ["71.2", "74.1", "75.1", "78.0"]
-    assert table.marked == (0, 1)
-    assert "first 2 are worth" in table.note
+    level = example().levels[0]
+    table = layers.keep(example(), level)
+    added = [row.bytes_added / 2**20 for row in level.sensitivity.keep_16bit]
+    assert column(table, "so far") == [f"{sum(added[: place + 1]):.1f}" for place in range(len(added))]
+    assert table.marked == (0,)
+    assert "The first is worth" in table.note
     assert "did not choose the list" in table.note
-    assert "without the errors of 0.ffn the KLD" in table.note
-    check = example().levels[0].sensitivity.keep_check
+    assert "without the errors of embedding the KLD" in table.note
+    check = level.sensitivity.keep_check
     assert check is not None
-    assert f"recovers 22.2 % for {check.bytes_added / 2**20:.1f} MiB" in table.note
+    share = 100 * (1 - check.kld_without_units / check.kld_all_injected)
+    assert f"recovers {share:.1f} % for {check.bytes_added / 2**20:.1f} MiB" in table.note
+    two = tuple(dataclasses.replace(row, worth_it=i < 2) for i, row in enumerate(level.sensitivity.keep_16bit))
+    longer = layers.keep(example(), changed_level(level, keep_16bit=two))
+    assert longer.marked == (0, 1)
+    assert "first 2 are worth" in longer.note
 
 
 def test_units_and_what_to_keep_name_their_tensors() -> None:
     level = example().levels[0]
     units = dict(zip(column(layers.units(example(), level), "unit"), _tensors_of_units(level), strict=True))
     assert units["embedding"] == "token_embd"
-    assert units["3.attention"] == "blk.3: attn_q, attn_k, attn_v, attn_output"
-    assert units["3.ffn"] == "blk.3: ffn_gate, ffn_up, ffn_down"
+    assert units["3.attention"] == "blk.3: attn_k, attn_output, attn_q, attn_v"
+    assert units["3.ffn"] == "blk.3: ffn_down, ffn_gate, ffn_up"
     assert units["head"] == "output"
     keep = layers.keep(example(), level)
     assert column(keep, "tensors") == [units[name] for name in column(keep, "unit")]
@@ -175,7 +205,7 @@ def _tensors_of_units(level: Level) -> list[str]:
 
 def test_kept_unit_without_a_row_of_its_own_has_no_tensors() -> None:
     level = changed_level(example().levels[0], units=())
-    assert column(layers.keep(example(), level), "tensors") == ["", "", "", ""]
+    assert column(layers.keep(example(), level), "tensors") == [""] * len(level.sensitivity.keep_16bit)
 
 
 def test_rank_correlations_say_among_which_units() -> None:
@@ -196,17 +226,19 @@ def test_keep_without_check_or_worthy_row_says_so() -> None:
 
 
 def test_unmeasured_unit_keeps_its_row_and_reason() -> None:
-    table = layers.units(example(), example().levels[0])
+    table = layers.units(example(), unpatched(example().levels[0], "2.attention"))
     place = column(table, "unit").index("2.attention")
     assert column(table, "KLD ± SE")[place] == "n/a"
-    assert column(table, "how")[place] == "outside the default budget"
-    assert table.note.startswith("13 of 14 units measured")
-    assert "2 other chunks" in table.note
+    assert column(table, "how")[place] == NOT_PATCHED
+    assert table.note.startswith("9 of 10 units measured")
+    assert "on the ranking text (built-in rank text)" in table.note
+    assert layers.units(example(), example().levels[0]).note.startswith("10 of 10 units measured")
 
 
 def test_rank_sentence_names_the_best_measure_and_the_rest() -> None:
     level = example().levels[0]
-    sentence = layers.rank_sentence(level)
+    strong = changed_level(level, rank_correlation=RankCorrelation(13, 0.2, 0.41, 0.55, 0.88, -0.11))
+    sentence = layers.rank_sentence(strong)
     assert sentence.startswith("Q4_K_M: injected error orders the units almost as the measured KLD does (0.88")
     assert "branch ratio 0.20" in sentence
     few = changed_level(level, rank_correlation=RankCorrelation(3, None, None, None, None, None))
@@ -220,8 +252,60 @@ def test_comparison_within_two_standard_errors_is_not_told_apart() -> None:
     table = comparisons(dataclasses.replace(example(), comparisons=(close, *example().comparisons)))
     assert column(table, "told apart") == [
         "no, within 2 standard errors",
-        "yes, Q8_0 is closer to the reference",
+        "yes, Q5_K_M is closer to the reference",
     ]
+
+
+def test_tensors_on_a_fallback_type_are_listed_with_their_level() -> None:
+    level = example().levels[0]
+    reason = "rows of 576 are not a multiple of 256"
+    rows = tuple(Fallback(tensor.name, "Q4_K", "Q5_0", reason) for tensor in example().tensors[:9])
+    few, many = (changed_level(level, fallback_tensors=rows[:n]) for n in (8, 9))
+    table = files.fallbacks(many)
+    assert table.rows[0] == (rows[0].tensor, "Q4_K", "Q5_0", reason)
+    assert column(table, "tensor") == [row.tensor for row in rows]
+    assert "9 of 39 tensors could not get" in table.note
+    assert (files.fallbacks(few).folded, table.folded) == (False, True)
+    names = [shown.name for shown in everything(with_levels(many, example().levels[1]))]
+    assert "fallbacks-Q4_K_M" in names
+    assert "fallbacks-Q5_K_M" not in names
+
+
+def test_missing_numbers_are_n_a() -> None:
+    level, first = example().levels[0], example().stream[0]
+    health = layers.health(dataclasses.replace(example(), stream=(dataclasses.replace(first, kurtosis=None),)))
+    assert column(health, "kurtosis") == ["n/a"]
+    keep = tuple(dataclasses.replace(row, confidence=None, type="BF16") for row in level.sensitivity.keep_16bit[:1])
+    kept = layers.keep(example(), changed_level(level, keep_16bit=keep))
+    assert (column(kept, "confidence"), column(kept, "as")) == (["n/a"], ["BF16"])
+    group = Group("not finite", 0, None, None)
+    groups = levels_module.by_confidence(with_output(by_confidence=(group,)))
+    assert groups.rows == (("Q4_K_M", "not finite", "0", "n/a", "n/a"),)
+    point = dataclasses.replace(level.points[3], local_error_median=None)
+    table = layers.points(example(), dataclasses.replace(level, points=(point,)))
+    assert "n/a" in table.rows[0]
+    bare = changed_level(level, rank_correlation=None, additivity=None, keep_16bit=(), keep_check=None)
+    result = with_levels(bare)
+    assert layers.rank_correlations(result).rows == layers.additivity(result).rows == ()
+    assert "keep-Q4_K_M" not in [shown.name for shown in everything(result)]
+
+
+def test_device_on_which_nothing_fits_is_said() -> None:
+    advice = DeviceAdvice("watch, 64 MB", 2048, None, None, "no measured level fits")
+    row = dataclasses.replace(example().deployment[0], device=advice.device, fits=False)
+    result = dataclasses.replace(example(), device_advice=(advice,), deployment=(row,))
+    assert levels_module.advice(result).rows == (
+        ("watch, 64 MB", "2,048", "none fits", "n/a", "no measured level fits"),
+    )
+    assert column(levels_module.deployment(result), "fits") == ["no"]
+    assert set(column(levels_module.deployment(example()), "fits")) == {"yes"}
+
+
+def test_long_tables_are_folded() -> None:
+    level = example().levels[0]
+    units = (*level.sensitivity.units, *level.sensitivity.units)
+    assert not layers.units(example(), level).folded
+    assert layers.units(example(), changed_level(level, units=units)).folded
 
 
 def test_no_recommendation_has_no_key_numbers() -> None:
@@ -292,9 +376,12 @@ def test_one_level_offers_no_choice_of_level() -> None:
 
 
 def test_missing_value_breaks_the_line() -> None:
-    rows = [row for row in stream.own_errors(example()) if row["label"] == "3.attention"]
-    assert rows
-    assert {row["value"] for row in rows} == {None}
+    level = example().levels[0]
+    points = list(level.points)
+    points[7] = dataclasses.replace(points[7], local_error_median=None, injected_error_median=None)
+    rows = stream.own_errors(with_levels(dataclasses.replace(level, points=tuple(points))))
+    assert {row["value"] is None for row in rows if row["label"] == points[7].label} == {True}
+    assert {row["value"] is None for row in rows if row["label"] != points[7].label} == {False}
 
 
 def test_places_spread_the_branches_of_a_layer() -> None:
