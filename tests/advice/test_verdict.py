@@ -153,7 +153,7 @@ def test_verdict_without_levels() -> None:
 
 def test_verdict_ships_nothing_as_large_as_the_reference() -> None:
     whole = REFERENCE.bytes // MIB + 1
-    small, large = level("Q2_K", 20, same_top=0.4, kld=2.0), level("F32", whole, kld=0.0)
+    small, large = level("Q2_K", 1, same_top=0.4, kld=2.0), level("F32", whole, kld=0.0)
     assert verdict.verdict(REFERENCE, [small, large], NOISE).level == "Q2_K"
     assert verdict.verdict(REFERENCE, [large], NOISE).level == "F32"  # where there is no other
 

@@ -56,11 +56,11 @@ def place(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sand
 def run(arguments: Sequence[str], stdin: bytes | None = b"") -> Outcome:
     """`qres` as a process, in the current folder."""
     done = subprocess.run(
-        [sys.executable, "-m", "qres", *map(os.fsencode, arguments)],
+        [sys.executable, "-m", "tests.undrawn", *map(os.fsencode, arguments)],
         env={**os.environ, "PYTHONPATH": str(REPO)},
         input=stdin,
         capture_output=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     return Outcome(done.returncode, done.stdout.decode(), done.stderr.decode())

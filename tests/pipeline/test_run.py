@@ -21,18 +21,23 @@ from tests.faults import Scan
 
 pytestmark = pytest.mark.model
 
+REPO = Path(__file__).parents[2]
 IDS = " ".join(str((7 * i * i + 3 * i + 1) % 128) for i in range(400))
 
 
-def qres(*arguments: object, cwd: Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """Run the command as a user does, with a cache of its own."""
+def qres(
+    *arguments: object, cwd: Path, env: dict[str, str] | None = None, drawn: bool = False
+) -> subprocess.CompletedProcess[str]:
+    """Run the command as a user does, with a cache of its own; images of charts are drawn where they are looked at."""
+    environment = {**os.environ, "QRES_CACHE": str(cwd / "cache"), **(env or {})}
+    paths = [environment.get("PYTHONPATH"), str(REPO)]
     return subprocess.run(
-        [sys.executable, "-m", "qres", *map(str, arguments)],
+        [sys.executable, "-m", "qres" if drawn else "tests.undrawn", *map(str, arguments)],
         cwd=cwd,
-        env={**os.environ, "QRES_CACHE": str(cwd / "cache"), **(env or {})},
+        env={**environment, "PYTHONPATH": os.pathsep.join(path for path in paths if path)},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=1200,  # many times what it takes
         check=False,
     )
 
@@ -47,7 +52,7 @@ def scanned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with one finished scan of a two-layer model."""
     folder = tmp_path_factory.mktemp("scan")
     tiny.write_llama(folder / "tiny.gguf", change=tiny.predictive)
-    done = qres(*small("scan", "tiny.gguf", "--levels", "Q4_K_M,Q8_0"), cwd=folder)
+    done = qres(*small("scan", "tiny.gguf", "--levels", "Q4_K_M,Q8_0"), cwd=folder, drawn=True)
     assert done.returncode == 0, done.stderr
     (folder / "stdout.txt").write_text(done.stdout)
     (folder / "stderr.txt").write_text(done.stderr)
