@@ -329,7 +329,7 @@ def test_scan_finds_tensors_that_files_share(many: Scan) -> None:
     matrices = 2 * 7 + 2
     assert (pair("small", "copy")["tensors"], pair("small", "copy")["of"]) == (matrices, matrices)
     same = pair("small", "copy")["bytes"]
-    assert same == sum(share["bytes"] for share in many.level("small")["types"] if share["type"] == "Q8_0")
+    assert same == sum(share["bytes"] for share in many.level("small")["file"]["types"] if share["type"] == "Q8_0")
     assert pair("small", "tuned")["tensors"] == matrices  # the norm is no matrix
     assert pair("small", "apart")["tensors"] == matrices - 1
     assert pair("small", "apart")["bytes"] == same - tiny.N_EMBD * tiny.N_FF // 32 * 34
