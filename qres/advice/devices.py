@@ -81,7 +81,7 @@ def device_advice(levels: Sequence[Level], rows: Sequence[Deployment]) -> tuple[
     if not contexts:
         return ()
     n_ctx = contexts[-1]
-    by_name = {level.name: level for level in levels if level.output.kld_mean is not None}
+    by_name = {level.name: level for level in levels if level.output.kld_mean is not None and not level.differs}
     out = []
     for device in DEVICES:
         here = [row for row in rows if row.device == device.name and row.n_ctx == n_ctx and row.level in by_name]

@@ -63,7 +63,15 @@ def verdict(reference: Reference, levels: Sequence[Level], noise: NoiseFloor, ab
             "What to keep at 16 bit would be a guess: how much a broken model changes says nothing about a sound one.",
             "The figures stand as measured. Check the file with qres inspect, its tokenizer, and the text.",
         )
-    measured = [level for level in levels if level.output.kld_mean is not None]
+    measured = [level for level in levels if level.output.kld_mean is not None and not level.differs]
+    others = [level for level in levels if level.differs]
+    if others and not measured:
+        return Verdict(
+            None,
+            f"No advice: {_other_functions(others)}",
+            "What to keep at 16 bit is unknown: the damage does not come from the bits of the weights alone.",
+            "The figures stand as measured. Convert both files alike, or set the keys alike, and scan again.",
+        )
     if not measured:
         return Verdict(None, "No level could be measured.", "What to keep is unknown.", "The notes say why.")
     # A file that is not smaller than the reference is nothing to ship instead of it.
@@ -78,7 +86,16 @@ def verdict(reference: Reference, levels: Sequence[Level], noise: NoiseFloor, ab
         headline = f"Ship {chosen.name} ({size}): {damage}."
     else:
         headline = f"{chosen.name} is the least damaged of what was measured ({size}), but not good: {damage}."
+    if others:
+        headline += f" Left out: {_other_functions(others)}"
     return Verdict(chosen.name, headline, _keep_line(chosen, by_size), _details(chosen, by_size, bool(good), noise))
+
+
+def _other_functions(levels: Sequence[Level]) -> str:
+    return " ".join(
+        f"{level.name} does not compute the same function as the reference ({'; '.join(level.differs)})."
+        for level in levels
+    )
 
 
 def is_good(level: Level) -> bool:
@@ -86,7 +103,7 @@ def is_good(level: Level) -> bool:
     out = level.output
     if out.same_top is None or out.ln_ppl_ratio is None or out.ln_ppl_ratio_se is None:
         return False
-    if not level.sound or out.nonfinite_tokens > out.reference_nonfinite_tokens:
+    if level.differs or not level.sound or out.nonfinite_tokens > out.reference_nonfinite_tokens:
         return False
     return out.same_top >= GOOD_SAME_TOP and out.ln_ppl_ratio + 2 * out.ln_ppl_ratio_se < GOOD_LN_PPL_RATIO
 

@@ -34,21 +34,22 @@ _TOKENIZER_KEYS = (
 )
 
 
-def tokenizer_difference(reference: Inventory, quantized: Inventory) -> str | None:
-    """The first difference that would make the same text other token ids, in words; None when there is none."""
+def tokenizer_differences(reference: Inventory, quantized: Inventory) -> tuple[str, ...]:
+    """What may make the same text other token ids, in words: one line per key; empty when nothing does."""
+    found = []
     for key in _TOKENIZER_KEYS:
         full = f"tokenizer.ggml.{key}"
         ours, theirs = reference.metadata.get(full), quantized.metadata.get(full)
         if ours == theirs:
             continue
         if isinstance(ours, Digest) and isinstance(theirs, Digest):
-            return _array_difference(full, (reference, ours), (quantized, theirs))
-        return f"{full} is {_said(ours)} in the reference, {_said(theirs)} in the quantized file"
-    if reference.n_vocab != quantized.n_vocab:
-        return (
-            f"the vocabulary has {reference.n_vocab} tokens in the reference, {quantized.n_vocab} in the quantized file"
-        )
-    return None
+            found.append(_array_difference(full, (reference, ours), (quantized, theirs)))
+        else:
+            found.append(f"{full} is {_said(ours)} in the reference, {_said(theirs)} in the quantized file")
+    if not found and reference.n_vocab != quantized.n_vocab:
+        sizes = f"{reference.n_vocab} tokens in the reference, {quantized.n_vocab} in the quantized file"
+        found.append(f"the vocabulary has {sizes}")
+    return tuple(found)
 
 
 def _array_difference(key: str, reference: tuple[Inventory, Digest], quantized: tuple[Inventory, Digest]) -> str:
@@ -82,28 +83,6 @@ def _said(value: Value | None) -> str:
     return show(repr(value))
 
 
-def shape_difference(reference: Inventory, quantized: Inventory) -> str | None:
-    """The first difference in architecture, layers, tensors or shapes, in words; None if the files are the same model.
-
-    A quantized file with a head of its own where the reference's is tied to token_embd is legal.
-    """
-    if reference.architecture != quantized.architecture:
-        ours, theirs = show(repr(reference.architecture)), show(repr(quantized.architecture))
-        return f"the architecture is {ours} in the reference, {theirs} in the quantized file"
-    if reference.n_layer != quantized.n_layer and reference.n_layer and quantized.n_layer:
-        return f"the model has {reference.n_layer} layers in the reference, {quantized.n_layer} in the quantized file"
-    ours_by_name = {tensor.name: tensor.shape for tensor in reference.tensors}
-    theirs_by_name = {tensor.name: tensor.shape for tensor in quantized.tensors}
-    for name, shape in ours_by_name.items():
-        if name not in theirs_by_name:
-            return f"tensor {show(name)!r} is missing in the quantized file"
-        if shape != theirs_by_name[name]:
-            pair = f"{list(shape)} in the reference, {list(theirs_by_name[name])} in the quantized file"
-            return f"tensor {show(name)!r} has the shape {pair}"
-    extra = next((name for name in theirs_by_name if name not in ours_by_name and name != "output.weight"), None)
-    return None if extra is None else f"tensor {show(extra)!r} is missing in the reference"
-
-
 def vector_difference(reference: Inventory, quantized: Inventory) -> str | None:
     """The first vector (norm weights, biases) that is F32 in both files, but not the same bytes; None if there is none.
 
@@ -121,6 +100,19 @@ def vector_difference(reference: Inventory, quantized: Inventory) -> str | None:
         if tensor.shape == other.shape and not _same_bytes(reference, tensor, quantized, other):
             return tensor.name
     return None
+
+
+def same_data(inventory: Inventory, a: str, b: str) -> bool:
+    """Whether two tensors of one file hold the same bytes in the same type and shape.
+
+    Raises:
+        InputError: the file cannot be read.
+    """
+    tensors = {tensor.name: tensor for tensor in inventory.tensors}
+    one, other = tensors.get(a), tensors.get(b)
+    if one is None or other is None or (one.type_id, one.shape) != (other.type_id, other.shape):
+        return False
+    return _same_bytes(inventory, one, inventory, other)
 
 
 @dataclass(frozen=True)

@@ -49,6 +49,8 @@ class Inventory:
     """Key -> value, of the first shard; arrays and very long strings as `Digest`."""
     problems: tuple[Problem, ...] = ()
     """What a tolerant reading met, over all shards; in a strict one only what llama.cpp takes, too."""
+    n_block: int = 0
+    """What block_count says: blocks that run, and those that llama.cpp skips."""
 
     @property
     def tensor_bytes(self) -> int:

@@ -61,6 +61,7 @@ def assemble(path: Path, shards: Shards) -> Inventory:
         file_bytes=sum(header.file_bytes for header in shards.headers),
         metadata=metadata,
         problems=shards.problems,
+        n_block=blocks,
     )
 
 

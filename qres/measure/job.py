@@ -69,6 +69,8 @@ class Preflight:
     """The same of contexts on devices, by their length."""
     no_memory: str
     """Why some are missing; empty when all are there."""
+    retokenized: Mapping[Path, str] = field(default_factory=dict)
+    """By file with another tokenizer, where it makes other ids of the texts; empty for the same ids."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,10 @@ class ModelFile:
     tensor_types: Mapping[str, str]
     stamps: tuple[Stamp, ...]
     """Of all its files: nothing measured counts when they change meanwhile."""
+    own_names: frozenset[str] = frozenset()
+    """Names of the tensors in its own file, where they are not those of `tensor_bytes`; empty where they are."""
+    keys: tuple[str, ...] = ()
+    """Hyperparameters that are not the reference's, in words."""
 
 
 @dataclass(frozen=True)
@@ -141,6 +147,10 @@ class MeasuredLevel:
     output: Output
     points: tuple[Point, ...]
     sensitivity: Sensitivity
+    differs: tuple[str, ...] = ()
+    """Where it computes another function than the reference; empty when both compute the same."""
+    unmatched: str = ""
+    """Why its stream and units are not measured though the reference's are; empty when they are."""
 
 
 @dataclass(frozen=True)

@@ -49,8 +49,8 @@ def with_types(job: Job, state: State, rmap: ResidualMap, keep: Sequence[Keep]) 
 
 
 def _added(job: Job, level: int, name: str) -> int:
-    """Bytes that one tensor at 16 bit adds; none where the level already holds it at 16 bit or above."""
-    return max(0, job.bytes_16bit.get(name, 0) - job.levels[level].tensor_bytes[name])
+    """Bytes that one tensor at 16 bit adds; none where the level already holds it at 16 bit or above, or lacks it."""
+    return max(0, job.bytes_16bit.get(name, 0) - job.levels[level].tensor_bytes.get(name, job.bytes_16bit.get(name, 0)))
 
 
 def _next_level(job: Job, rank: Sequence[LevelStats], alive: Sequence[int], i: int, level_kld: float) -> NextLevel:
@@ -67,7 +67,7 @@ def _next_level(job: Job, rank: Sequence[LevelStats], alive: Sequence[int], i: i
     if larger:
         return min(larger, key=lambda n: n.bytes_added)
     held = job.levels[i].tensor_bytes
-    q8 = sum(max(0, size - held[name]) for name, size in job.bytes_q8_0.items())
+    q8 = sum(max(0, size - held[name]) for name, size in job.bytes_q8_0.items() if name in held)
     whole = sum(_added(job, i, name) for name in job.bytes_16bit)
     return NextLevel("Q8_0 at most", level_kld, q8) if q8 else NextLevel("16 bit", level_kld, whole)
 

@@ -15,12 +15,14 @@ import numpy as np
 from qres.arrays import Doubles, Floats
 from qres.errors import InputError, QresError, UnsupportedError
 from qres.levels import F16_MAX
+from qres.measure import same_function
 from qres.measure.job import REFERENCE
 from qres.measure.progress import DecodeProgress
 from qres.measure.state import LevelStats, State
 from qres.metrics.means import ChunkMean
 from qres.metrics.output import OutputStats, Scored, TokenScores, score, score_reference
 from qres.metrics.quantiles import Quantiles
+from qres.native.graph import Graph
 from qres.native.session import Session
 from qres.records.stream import NoiseFloor
 from qres.residual.capture import IDENTITY_TOLERANCE, Forced, Snapshot, capture, force, identity_error, inject
@@ -52,6 +54,7 @@ class Lockstep:
         threads: int,
         progress: DecodeProgress,
         weights: frozenset[str],
+        other_layouts: Sequence[bool],
         state: State,
     ) -> None:
         """Put sessions side by side.
@@ -63,6 +66,7 @@ class Lockstep:
             threads: For the sums.
             progress: Hears which model works, and what is done.
             weights: Names of the tensors in the models' files.
+            other_layouts: For each level, whether it holds the reference's weights in other tensors.
             state: Of the scan: levels that fail, broken numbers and ranges of inputs are written into it.
         """
         self.reference = reference
@@ -72,8 +76,13 @@ class Lockstep:
         self.state = state
         self._progress = progress
         self._weights = weights
+        self._other_layouts = other_layouts
         self.rmap: ResidualMap | None = None
         self._maps: dict[int, ResidualMap] = {}
+        self.unmatched: dict[int, str] = {}
+        """Levels whose branches are not the reference's, and why: only their output is measured."""
+        self.differences: dict[int, str] = {}
+        """Where a level's graph parts from the reference's; empty where both compute the same."""
         self._reference_memory: Snapshot | None = None
         self._level_memory: Snapshot | None = None
         self.unmapped = ""
@@ -100,32 +109,50 @@ class Lockstep:
     def map_streams(self, chunk: Chunk) -> None:
         """Map every model's graph for chunks of this length, and check the reference's map against a decode.
 
-        Leaves `rmap` None and says why in `unmapped` when there is no map: the output can still be measured.
+        Leaves `rmap` None and says why in `unmapped` when there is no map: the output can still be measured. A level
+        whose branches are others is in `unmatched`.
         """
         self._progress.working(REFERENCE)
+        graph = self._record(self.reference, chunk)
         try:
-            rmap = self._trace(self.reference, chunk)
+            rmap = self._map(self.reference, graph, chunk)
             snapshot, _ = capture(self.reference, rmap, chunk)
             self._progress.step("checking the stream map")
             off = identity_error(rmap, snapshot)
             if off > IDENTITY_TOLERANCE:
                 raise UnsupportedError(f"stream after is not stream before + branch: {off:.0f} float32 roundings off")
-            for i in self.alive:
-                with self._level(i):
-                    self._maps[i] = self._trace(self.levels[i], chunk)
-            odd = next((self.names[i] for i in self.alive if _shape(self._maps[i]) != _shape(rmap)), None)
-            if odd is not None:
-                raise UnsupportedError(f"{odd} computes another graph than the reference")
-            self._progress.step("recording the graphs")
             self.rmap = rmap
         except QresError as error:  # the output of a model that decodes can be measured all the same
-            if not self.alive:
-                raise
-            self._maps = {}
             self.unmapped = str(error)
+        for i in self.alive:
+            with self._level(i):
+                self._match(i, graph, chunk)
+        self._progress.step("recording the graphs")
+
+    def _match(self, i: int, reference: Graph, chunk: Chunk) -> None:
+        """Compare a level's graph with the reference's, and map its stream."""
+        graph = self._record(self.levels[i], chunk)
+        other_layout = self._other_layouts[i]
+        self.differences[i] = same_function.difference(reference, graph, self._weights, other_layout=other_layout)
+        if self.rmap is None:
+            return
+        try:
+            rmap = self._map(self.levels[i], graph, chunk)
+            if _shape(rmap) != _shape(self.rmap):
+                raise UnsupportedError("its branches are not the reference's")
+            self._maps[i] = rmap
+        except QresError as error:
+            self.unmatched[i] = str(error)
+
+    def _record(self, model: Session, chunk: Chunk) -> Graph:
+        weights = (name for name in self._weights if not name.startswith(same_function.ROPE_FACTORS))
+        return model.record(chunk, frozenset(weights))
+
+    def _map(self, model: Session, graph: Graph, chunk: Chunk) -> ResidualMap:
+        return trace(graph, self._weights, model.n_embd, model.n_vocab, len(chunk))
 
     def _trace(self, model: Session, chunk: Chunk) -> ResidualMap:
-        return trace(model.record(chunk), self._weights, model.n_embd, model.n_vocab, len(chunk))
+        return self._map(model, model.record(chunk), chunk)
 
     def survey(self, chunk: Chunk, where: str) -> None:
         """Look at every value within every model on one chunk: how large, and whether they are finite.

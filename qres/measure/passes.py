@@ -25,7 +25,6 @@ from qres.native.session import Session, SessionOptions, system_info
 from qres.records.stream import NoiseFloor
 from qres.records.units import Keep, Sensitivity
 from qres.residual.drift import HealthStats
-from qres.residual.map import ResidualMap
 from qres.sensitivity import patching, trust
 
 
@@ -40,6 +39,7 @@ def measure(job: Job, listener: Listener) -> Measured:
     with ExitStack() as stack:
         lockstep = _loaded(job, state, progress, stack)
         lockstep.map_streams(job.texts.rank[0])
+        _warn_of_others(job, lockstep, listener)
         _begin(job, state, lockstep, progress)
         save = _Saver(job, state, progress)
         _predict(job, state, lockstep, progress, save)
@@ -80,8 +80,24 @@ def _loaded(job: Job, state: State, progress: DecodeProgress, stack: ExitStack) 
             if len(state.failed) == len(job.levels):
                 raise
     names = [level.name for level in job.levels]
-    weights = frozenset(job.reference.tensor_bytes)
-    return Lockstep(reference, names, sessions, job.threads, progress, weights, state)
+    weights = frozenset(job.reference.tensor_bytes).union(*(level.own_names for level in job.levels))
+    other_layouts = [bool(level.own_names) for level in job.levels]
+    return Lockstep(reference, names, sessions, job.threads, progress, weights, other_layouts, state)
+
+
+def _differs(job: Job, lockstep: Lockstep, i: int) -> tuple[str, ...]:
+    """Where level i computes another function than the reference."""
+    found = lockstep.differences.get(i, "")
+    return (*job.levels[i].keys, found) if found else ()
+
+
+def _warn_of_others(job: Job, lockstep: Lockstep, listener: Listener) -> None:
+    """Before hours of measuring: a level whose figures will not be about its bits."""
+    for i in lockstep.alive:
+        differs = _differs(job, lockstep, i)
+        if differs:
+            name = job.levels[i].name
+            listener.warn(f"{name} does not compute the same function as the reference: {'; '.join(differs)}")
 
 
 def _begin(job: Job, state: State, lockstep: Lockstep, progress: DecodeProgress) -> None:
@@ -212,23 +228,25 @@ def _measured(
         inputs=state.inputs,
         non_finite=tuple(state.non_finite.values()),
         failed={job.levels[i].name: reason for i, reason in state.failed.items()},
-        levels=tuple(_level(job, state, rmap, i, keeps[i], kept[i]) for i in alive),
+        levels=tuple(_level(job, state, lockstep, i, keeps[i], kept[i]) for i in alive),
         prediction=predict.record(job, state.prediction, rmap),
         comparisons=summary.comparisons([job.levels[i].name for i in alive], [state.report[i] for i in alive]),
     )
 
 
 def _level(
-    job: Job, state: State, rmap: ResidualMap | None, i: int, keep: tuple[Keep, ...], kept: Sequence[int]
+    job: Job, state: State, lockstep: Lockstep, i: int, keep: tuple[Keep, ...], kept: Sequence[int]
 ) -> MeasuredLevel:
     """The records of level i."""
+    differs, unmatched = _differs(job, lockstep, i), lockstep.unmatched.get(i, "")
+    rmap = None if unmatched else lockstep.rmap
     rank, report, health, name = state.rank[i], state.report[i], state.health, job.levels[i].name
     output = report.output.compute()
     prediction, types = state.prediction, job.levels[i].tensor_types
     assert prediction is not None
     factor = trust.calibration(prediction, types, rank.output.kld.mean)
     if rmap is None or report.drift is None or health is None:
-        return MeasuredLevel(name, output, (), Sensitivity(calibration=factor))
+        return MeasuredLevel(name, output, (), Sensitivity(calibration=factor), differs, unmatched)
     units = summary.units(rmap, rank, job.levels[i].tensor_bytes, job.bytes_16bit)
     if factor:
         units = trust.with_predictions(units, rmap, prediction, types, factor.factor)
@@ -241,4 +259,4 @@ def _level(
         calibration=factor,
         trust=trust.trust(units, {rmap.units[index].name for index in state.drawn.get(i, ())}),
     )
-    return MeasuredLevel(name, output, summary.points(rmap, report.drift, health), sensitivity)
+    return MeasuredLevel(name, output, summary.points(rmap, report.drift, health), sensitivity, differs)

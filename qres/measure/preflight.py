@@ -23,6 +23,7 @@ def preflight(
     contexts: Sequence[int],
     n_gpu_layers: int,
     device: str,
+    others: Sequence[Path] = (),
 ) -> Preflight:
     """Check that llama.cpp takes the model and the settings, tokenize the texts, and lay out contexts.
 
@@ -32,6 +33,7 @@ def preflight(
         contexts: Context lengths to lay out, in tokens.
         n_gpu_layers: As asked for.
         device: For the prediction, as torch names it.
+        others: Files with other tokenizers, to tokenize the same texts with.
 
     Raises:
         InputError: a text that cannot be used.
@@ -53,9 +55,29 @@ def preflight(
             own = _bytes(context_memory(laid_out, plan.n_ctx, plan.n_ctx))
             for n_ctx in contexts:
                 memory[n_ctx] = _bytes(context_memory(laid_out, n_ctx))
+            no_memory = ""
         except NativeError as error:  # the model can be measured without knowing what it would need elsewhere
-            return Preflight(texts, own, memory, error.message)
-    return Preflight(texts, own, memory, "")
+            no_memory = error.message
+    retokenized = {path: _other_tokens(path, plan, texts) for path in others}
+    return Preflight(texts, own, memory, no_memory, retokenized)
+
+
+def _other_tokens(path: Path, plan: chunks.Plan, known: chunks.Texts) -> str:
+    """Where another file's tokenizer makes other ids of the texts, in words; empty for the same ids."""
+    with layout(path) as laid_out:
+        words = Vocabulary(laid_out, path.name)
+        texts = chunks.texts(plan, words.tokenize, words.n_tokens, words.bos())
+    for ours, theirs, name in (
+        (known.report, texts.report, known.report_name),
+        (known.rank, texts.rank, known.rank_name),
+    ):
+        flat = [[token for chunk in one for token in chunk] for one in (ours, theirs)]
+        for at, (a, b) in enumerate(zip(*flat, strict=False)):
+            if a != b:
+                return f"token {at + 1} of {name} is {a} by the reference's tokenizer, {b} by the file's"
+        if len(flat[0]) != len(flat[1]):
+            return f"{name} has {len(flat[0])} tokens by the reference's tokenizer, {len(flat[1])} by the file's"
+    return ""
 
 
 def fresh_text(model: Path, sources: Sequence[source.Source], n_ctx: int, used: Collection[str], limit: int) -> Fresh:

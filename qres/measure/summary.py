@@ -91,7 +91,7 @@ def units(
         i, head = unit.index, unit.is_head
         damage = stats.units.get(i)
         injected = None if head else drift.injected.quantile(0.5, i)
-        names = [name for name in unit.weights if name in bytes_16bit]
+        names = [name for name in unit.weights if name in bytes_16bit and name in level_bytes]
         exact = not head and drift.injected.max[i] == 0
         rows.append(
             Unit(

@@ -21,12 +21,28 @@ class CheckTask:
     n_gpu_layers: int
     device: str
     """For the prediction, as torch names it."""
+    others: tuple[Path, ...] = ()
+    """Files with other tokenizers, to tokenize the same texts with."""
 
     def work(self, listener: Listener) -> Preflight:
         """Check, in the worker; raises as `preflight.preflight`."""
         from qres.measure.preflight import preflight
 
-        return preflight(self.model, self.plan, self.contexts, self.n_gpu_layers, self.device)
+        return preflight(self.model, self.plan, self.contexts, self.n_gpu_layers, self.device, self.others)
+
+
+@dataclass(frozen=True)
+class RefusalsTask:
+    """Ask llama.cpp which files it would load, by their tensors' names and shapes."""
+
+    files: tuple[Path, ...]
+
+    def work(self, listener: Listener) -> dict[Path, str]:
+        """Its reason for each file that it refuses."""
+        from qres.native.memory import refusal
+
+        found = {path: refusal(path) for path in self.files}
+        return {path: reason for path, reason in found.items() if reason}
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,15 @@ def layout(path: Path) -> AbstractContextManager[Any]:
     return loaded_model(path, no_alloc=True, load_mode=llama_cpp.LLAMA_LOAD_MODE_NONE, n_gpu_layers=0)
 
 
+def refusal(path: Path) -> str:
+    """Why llama.cpp does not take a model's tensors; empty when it does."""
+    try:
+        with layout(path):
+            return ""
+    except NativeError as error:
+        return error.message
+
+
 def context_memory(model: Any, n_ctx: int, n_batch: int | None = None) -> ContextMemory:  # noqa: ANN401 - a pointer
     """Memory of a context of a model from `layout`; buffers are laid out, not allocated.
 

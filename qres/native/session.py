@@ -243,9 +243,9 @@ class Session:
             )
         return view
 
-    def record(self, tokens: Sequence[int]) -> Graph:
-        """The compute graph of decoding these tokens."""
-        tap = _RecordTap(Recorder())
+    def record(self, tokens: Sequence[int], weights: frozenset[str] | None = None) -> Graph:
+        """The compute graph of decoding these tokens; with the values of all leaves but these weights, if given."""
+        tap = _RecordTap(Recorder(weights))
         self.run(tokens, tap)
         return tap.recorder.graph()
 

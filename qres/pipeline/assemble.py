@@ -13,6 +13,7 @@ from qres.gguf import difference, fallbacks
 from qres.gguf.inventory import Inventory
 from qres.gguf.magnitudes import Magnitudes
 from qres.gguf.names import block_number
+from qres.gguf.pairing import EMBEDDING, not_executed, pair
 from qres.levels import F16_MAX, LEVELS_BY_NAME
 from qres.measure.job import REFERENCE, Measured, MeasuredLevel
 from qres.pipeline.candidates import Candidate
@@ -50,9 +51,9 @@ def result(inputs: Inputs, measured: Measured, run: Settings) -> Result:
     """Everything that a scan found."""
     inventories = {level.name: level.inventory for level in inputs.levels}
     broken = {found.model for found in measured.non_finite}
-    names = [tensor.name for tensor in inputs.reference.tensors]
     records = tuple(
-        level(inventories[found.name], found, names, sound=found.name not in broken) for found in measured.levels
+        level(inputs.reference, inventories[found.name], found, sound=found.name not in broken)
+        for found in measured.levels
     )
     about = reference(inputs.reference, measured)
     absurd = verdict.absurd_reference(about, records)
@@ -64,6 +65,11 @@ def result(inputs: Inputs, measured: Measured, run: Settings) -> Result:
         skipped.append(Skipped("residual stream, drift, units", measured.unmapped))
     if measured.no_noise_floor:
         skipped.append(Skipped("noise floor", measured.no_noise_floor))
+    skipped += [
+        Skipped(f"stream, drift, units of {found.name}", found.unmatched)
+        for found in measured.levels
+        if found.unmatched
+    ]
     non_finite = tuple(_with_weights(inputs, found) for found in measured.non_finite)
     extremes = _extremes(inputs, measured)
     return Result(
@@ -79,7 +85,7 @@ def result(inputs: Inputs, measured: Measured, run: Settings) -> Result:
         assumptions=devices.ASSUMPTIONS,
         verdict=verdict.verdict(about, records, measured.noise_floor, absurd),
         skipped=tuple(skipped),
-        warnings=(*inputs.remarks, *warnings(run, records, non_finite, extremes)),
+        warnings=(*inputs.remarks, *warnings(run, records, non_finite, extremes, measured.noise_floor.kld_mean)),
         non_finite=non_finite,
         extremes=extremes,
         shared=inputs.shared,
@@ -133,19 +139,20 @@ def reference(inventory: Inventory, measured: Measured) -> Reference:
         bpw=inventory.bpw,
         types=inventory.types,
         is_16bit=inventory.is_16bit,
+        not_executed=not_executed(inventory),
     )
 
 
-def level(inventory: Inventory, measured: MeasuredLevel, names: Sequence[str], *, sound: bool = True) -> Level:
-    """A level's record; `names` are the reference's tensors."""
-    file = level_file(inventory, names)
-    return Level(measured.name, file, measured.output, measured.points, measured.sensitivity, sound)
+def level(reference: Inventory, inventory: Inventory, measured: MeasuredLevel, *, sound: bool = True) -> Level:
+    """A level's record."""
+    file = level_file(reference, inventory)
+    found = Level(measured.name, file, measured.output, measured.points, measured.sensitivity, sound, measured.differs)
+    return verdict.without_advice(found) if found.differs else found
 
 
-def level_file(inventory: Inventory, names: Sequence[str]) -> LevelFile:
-    """The record of a level's file; `names` are the reference's tensors."""
-    types = {tensor.name: tensor.type for tensor in inventory.tensors}
-    known = LEVELS_BY_NAME.get(inventory.file_type)
+def level_file(reference: Inventory, inventory: Inventory) -> LevelFile:
+    """The record of a level's file."""
+    known, types = LEVELS_BY_NAME.get(inventory.file_type), _types(reference, inventory)
     return LevelFile(
         path=_shown(inventory.path),
         file_type=inventory.file_type,
@@ -154,8 +161,17 @@ def level_file(inventory: Inventory, names: Sequence[str]) -> LevelFile:
         nominal_bpw=known.nominal_bpw if known else None,
         types=inventory.types,
         fallback_tensors=fallbacks.fallbacks(inventory),
-        tensor_types=tuple(types.get(name, "") for name in names),
+        tensor_types=tuple(types.get(tensor.name, "") for tensor in reference.tensors),
+        not_executed=not_executed(inventory),
     )
+
+
+def _types(reference: Inventory, inventory: Inventory) -> dict[str, str]:
+    """The file's type of each of the reference's tensors; none where it has not its bytes."""
+    types = {tensor.name: tensor.type for tensor in inventory.tensors}
+    places = pair(reference, inventory).places
+    types |= {name: place.type for name, place in places.items() if place.tensors != (EMBEDDING,)}
+    return types
 
 
 def _shown(path: Path) -> str:

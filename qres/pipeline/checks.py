@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from qres.errors import InputError, UnsupportedError, UsageError
 from qres.events import Listener
 from qres.gguf.imatrix import Imatrix, read, require_writable
+from qres.gguf.imatrix_names import fitted
 from qres.gguf.inventory import Inventory
 from qres.gguf.magnitudes import Magnitudes
 from qres.pipeline.options import ScanOptions
@@ -46,7 +47,7 @@ def given_imatrix(options: ScanOptions, models: Sequence[Inventory], listener: L
         require_writable(options.make_imatrix, inputs)
     if options.imatrix is None:
         return None
-    imatrix = read(options.imatrix)
+    imatrix = fitted(read(options.imatrix), models[0])
     without = imatrix.check(models[0])
     if without:
         more = f" and {len(without) - 1} more" if len(without) > 1 else ""

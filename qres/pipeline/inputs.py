@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from qres.errors import InputError, QresError, UsageError
 from qres.events import Listener
 from qres.gguf import claims, model_file
-from qres.gguf.difference import shape_difference, tokenizer_difference, vector_difference
+from qres.gguf.difference import tokenizer_differences, vector_difference
 from qres.gguf.inventory import Inventory
+from qres.gguf.pairing import not_executed, pair
 from qres.printable import show
 
 _GIVE = "give quantized files of this reference"
@@ -25,6 +26,8 @@ class Given:
     """Each file once."""
     remarks: tuple[str, ...]
     """What a reader of the result must know."""
+    tokenizers: Mapping[Path, tuple[str, ...]]
+    """Of files with another tokenizer than the reference, what is different: the text decides whether it matters."""
 
 
 def read_inputs(model: Path, files: Sequence[Path], listener: Listener) -> Given:
@@ -59,18 +62,65 @@ def read_inputs(model: Path, files: Sequence[Path], listener: Listener) -> Given
         disagreement = claims.level_disagreement(one)
         if disagreement:
             remarks.append(f"{one.path.name}: {disagreement}.")
+    for other in (first, *others):
+        remarks += _never_run(other)
+    tokenizers = {}
     for other in others:
-        _require_same_model(first, other)
+        remarks += _require_same_model(first, other)
         if other.path.samefile(first.path):
             listener.note(f"{other.path.name} is the reference itself: every difference will be 0")
             continue
-        vector = vector_difference(first, other)
-        if vector:
-            remarks.append(
-                f"{other.path.name} was not made from {first.path.name}: {show(vector)} differs, which quantizing "
-                "leaves alone. The figures are the distance between two models, not what quantization did."
+        remarks += _other_vectors(first, other)
+        different = tokenizer_differences(first, other)
+        if different:
+            tokenizers[other.path] = different
+    return Given(first, tuple(others), tuple(remarks), tokenizers)
+
+
+def _other_vectors(reference: Inventory, other: Inventory) -> list[str]:
+    vector = vector_difference(reference, other)
+    if not vector:
+        return []
+    return [
+        f"{other.path.name} was not made from {reference.path.name}: {show(vector)} differs, which quantizing "
+        "leaves alone. The figures are the distance between two models, not what quantization did."
+    ]
+
+
+def _never_run(inventory: Inventory) -> list[str]:
+    """Of a file with blocks that llama.cpp skips, what that means for the figures."""
+    return [
+        f"{inventory.path.name}: block {one.block} (NextN, {one.bytes / 2**20:.1f} MiB) is never executed: no figure "
+        "depends on it, and nothing is known of its types."
+        for one in not_executed(inventory)
+    ]
+
+
+def tokenizer_remarks(given: Given, retokenized: Mapping[Path, str], *, as_ids: bool) -> tuple[str, ...]:
+    """What other tokenizers mean for the figures.
+
+    Args:
+        given: The files.
+        retokenized: By file, where its tokenizer makes other ids of the measuring text; empty for the same ids.
+        as_ids: Token ids were given instead of text.
+
+    Raises:
+        InputError: a tokenizer that makes other ids.
+    """
+    remarks = []
+    for path, different in given.tokenizers.items():
+        more = f", and {len(different) - 1} more" if len(different) > 1 else ""
+        if retokenized.get(path):
+            raise InputError(
+                f"{path.name} has another tokenizer than {given.reference.path.name}: {different[0]}{more}; "
+                f"{retokenized[path]}",
+                "their outputs cannot be compared on this text: give files made from this reference, or --tokens",
             )
-    return Given(first, tuple(others), tuple(remarks))
+        why = "token ids were given, so that no tokenizer takes part" if as_ids else "the text becomes the same tokens"
+        remarks.append(
+            f"{path.name}: {different[0]}{more}; {why}, and the figures hold. Programs may use it otherwise."
+        )
+    return tuple(remarks)
 
 
 def _once(files: Sequence[Inventory], listener: Listener) -> list[Inventory]:
@@ -84,20 +134,16 @@ def _once(files: Sequence[Inventory], listener: Listener) -> list[Inventory]:
     return kept
 
 
-def _require_same_model(reference: Inventory, other: Inventory) -> None:
+def _require_same_model(reference: Inventory, other: Inventory) -> list[str]:
+    """Refuse another model; of the same one, what a reader must know about how its file lays it out."""
     try:
         model_file.require_language_model(other, "candidate")
     except QresError as error:  # what to give in the place of a reference is no help here
         raise type(error)(error.message, _GIVE) from error
-    difference = shape_difference(reference, other)
-    if difference:
+    found = pair(reference, other)
+    if found.problem:
         raise InputError(
-            f"{other.path.name} is not the same model as {reference.path.name}: {difference}",
+            f"{other.path.name} is not the same model as {reference.path.name}: {found.problem}",
             _GIVE,
         )
-    difference = tokenizer_difference(reference, other)
-    if difference:
-        raise InputError(
-            f"{other.path.name} has another tokenizer than {reference.path.name}: {difference}",
-            "their outputs cannot be compared: give files made from this reference",
-        )
+    return [f"{other.path.name} {found.remark}."] if found.remark else []

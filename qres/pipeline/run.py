@@ -22,8 +22,9 @@ from qres.pipeline import assemble, candidates, estimate, usual_recipes
 from qres.pipeline.assemble import Inputs
 from qres.pipeline.candidates import Candidate
 from qres.pipeline.checks import check_context, given_imatrix, refuse_broken
-from qres.pipeline.inputs import read_inputs
+from qres.pipeline.inputs import Given, read_inputs, tokenizer_remarks
 from qres.pipeline.job import Stamps, worker_job
+from qres.pipeline.loadable_copies import with_copies
 from qres.pipeline.options import ScanOptions
 from qres.quantize import ladder
 from qres.quantize.cache import default_folder
@@ -51,9 +52,11 @@ def scan(options: ScanOptions, listener: Listener) -> Result:
     started = time.monotonic()
     plan = _plan(options)
     given = read_inputs(options.model, options.files, listener)
-    reference = given.reference
     for remark in given.remarks:
         listener.warn(remark)
+    cache = options.cache or default_folder()
+    given = with_copies(given, cache, listener)
+    reference = given.reference
     check_context(options, reference)
     with_imatrix = options.imatrix is not None
     wanted = () if given.files else candidates.levels_to_make(options.levels, with_imatrix=with_imatrix)
@@ -62,8 +65,10 @@ def scan(options: ScanOptions, listener: Listener) -> Result:
     imatrix = given_imatrix(options, (reference, *given.files), listener)
     model = original(reference, imatrix, options.threads)
     stamps: Stamps = {path: files.stamp(path) for one in (reference, *given.files) for path in one.shards}
-    cache = options.cache or default_folder()
-    flight = _preflight(options, reference, plan, listener)
+    flight = _preflight(options, given, plan, listener)
+    told = tokenizer_remarks(given, flight.retokenized, as_ids=options.tokens is not None)
+    for remark in told:
+        listener.warn(remark)
     rank = options.rank_chunks
     needs = estimate.estimate(reference, given.files, wanted, options.n_ctx, rank, flight.own, cache / "levels")
     listener.note(str(needs))
@@ -90,7 +95,7 @@ def scan(options: ScanOptions, listener: Listener) -> Result:
         broken=_broken(measured, levels, options.threads, listener),
         shared=shared,
         memory=flight.memory,
-        remarks=given.remarks,
+        remarks=(*given.remarks, *told),
         skipped=(*skipped, *_no_memory(reference, flight), *no_ladder),
         ladder=rungs,
     )
@@ -130,9 +135,11 @@ def _contexts(reference: Inventory) -> list[int]:
     return [n for n in devices.CONTEXTS if not trained or n <= trained] or [trained]
 
 
-def _preflight(options: ScanOptions, reference: Inventory, plan: Plan, listener: Listener) -> Preflight:
-    contexts = tuple(_contexts(reference))
-    return worker.run(CheckTask(reference.path, plan, contexts, options.n_gpu_layers, options.device), listener)
+def _preflight(options: ScanOptions, given: Given, plan: Plan, listener: Listener) -> Preflight:
+    contexts = tuple(_contexts(given.reference))
+    others = () if options.tokens else tuple(given.tokenizers)
+    task = CheckTask(given.reference.path, plan, contexts, options.n_gpu_layers, options.device, others)
+    return worker.run(task, listener)
 
 
 def _no_memory(reference: Inventory, flight: Preflight) -> tuple[Skipped, ...]:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from qres import levels
 from qres.files import Stamp
+from qres.gguf import hyperparameters
 from qres.gguf.format.tensor import Tensor
 from qres.gguf.inventory import Inventory
 from qres.gguf.magnitudes import Magnitudes
 from qres.gguf.model_file import bytes_at
+from qres.gguf.pairing import executed, pair
 from qres.measure.job import ModelFile
 
 
 def model_file(name: str, inventory: Inventory, stamps: Mapping[Path, Stamp]) -> ModelFile:
-    """What the worker needs to know about a model."""
+    """What the worker needs to know about the reference."""
     return ModelFile(
         name=name,
         path=str(inventory.path.resolve()),
@@ -23,6 +26,20 @@ def model_file(name: str, inventory: Inventory, stamps: Mapping[Path, Stamp]) ->
         tensor_bytes={tensor.name: tensor.n_bytes or 0 for tensor in inventory.tensors},
         tensor_types={tensor.name: tensor.type for tensor in inventory.tensors},
         stamps=tuple(stamps[path] for path in inventory.shards),
+    )
+
+
+def level_file(name: str, reference: Inventory, inventory: Inventory, stamps: Mapping[Path, Stamp]) -> ModelFile:
+    """What it needs to know about a level: bytes and types by the reference's names, wherever the file has them."""
+    places = pair(reference, inventory).places
+    names = [{tensor.name for tensor in executed(one)} for one in (reference, inventory)]
+    same = names[0] == names[1] and all(place.tensors == (tensor,) for tensor, place in places.items())
+    return replace(
+        model_file(name, inventory, stamps),
+        tensor_bytes={tensor: place.n_bytes for tensor, place in places.items()},
+        tensor_types={tensor: place.type for tensor, place in places.items()},
+        own_names=frozenset() if same else frozenset(tensor.name for tensor in inventory.tensors),
+        keys=tuple(map(str, hyperparameters.differences(reference, inventory))),
     )
 
 
@@ -51,8 +68,8 @@ def predicted_types(reference: Inventory, given: Sequence[Inventory]) -> dict[st
 
 
 def _matrices(inventory: Inventory) -> list[Tensor]:
-    """Tensors of two dimensions or more."""
-    return [tensor for tensor in inventory.tensors if tensor.n_dims >= 2]
+    """Tensors of two dimensions or more, of the blocks that run."""
+    return [tensor for tensor in executed(inventory) if tensor.n_dims >= 2]
 
 
 def _matrix_bytes(inventory: Inventory, type_name: str) -> dict[str, int]:

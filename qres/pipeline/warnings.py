@@ -10,10 +10,16 @@ from qres.records.stream import Extreme, NonFinite
 
 
 def warnings(
-    run: Settings, records: Sequence[Level], non_finite: Sequence[NonFinite], extremes: Sequence[Extreme]
+    run: Settings,
+    records: Sequence[Level],
+    non_finite: Sequence[NonFinite],
+    extremes: Sequence[Extreme],
+    floor: float | None,
 ) -> tuple[str, ...]:
-    """What a reader must know before believing the figures."""
-    out = [_broken_numbers(found) for found in non_finite]
+    """What a reader must know before believing the figures; `floor` is the noise floor of the KLD, if there is one."""
+    found = [_other_function(one) if one.differs else _unexplained(one, floor or 0.0) for one in records]
+    out = [text for text in found if text]
+    out += [_broken_numbers(found) for found in non_finite]
     if run.text == run.rank_text:
         out.append(
             "The text fills one chunk only: the units were ranked on the text that reports them. Give a longer one."
@@ -37,6 +43,39 @@ def warnings(
     if extremes:
         out.append(_out_of_range(extremes))
     return tuple(out)
+
+
+_FAR = 2.0
+"""Factor from which on it is said that what was measured is not what the weights' errors, or predictions, say."""
+_FLOORS = 10.0
+"""Times the noise floor that a KLD must have before it is: closer to the floor, arithmetic is part of it."""
+
+
+def _other_function(level: Level) -> str:
+    return f"{level.name} does not compute the same function as the reference: {'; '.join(level.differs)}."
+
+
+def _unexplained(level: Level, floor: float) -> str:
+    """Damage that the level's weights do not explain, whatever the graphs say; empty when they do."""
+    found, kld = level.sensitivity, level.output.kld_mean
+    if kld is None or kld < _FLOORS * floor:
+        return ""
+    added, factor = found.additivity, found.calibration.factor if found.calibration else None
+    head = next((unit.kld for unit in found.units if unit.kind == "head" and unit.kld is not None), 0.0)
+    if added is not None and added.kld_level is not None and added.kld_all_injected is not None:
+        explained = added.kld_all_injected + head
+        if added.kld_level > _FAR * explained:
+            return (
+                f"{level.name}: the errors of its weights explain a KLD of {explained:.3g}, {added.kld_level:.3g} was "
+                "measured. The rest of the damage does not come from the bits of its weights: compare how the two "
+                "files were converted."
+            )
+    if factor is not None and not 1 / _FAR <= factor <= _FAR:
+        return (
+            f"{level.name}: its KLD is {factor:.2g} times what is predicted from its weights. Predictions still rank "
+            "tensors, but do not take their sizes as given."
+        )
+    return ""
 
 
 def _broken_numbers(found: NonFinite) -> str:

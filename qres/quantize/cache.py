@@ -16,8 +16,8 @@ from qres.errors import InputError, NativeError, reason_of
 from qres.events import Listener
 from qres.files import remove_leftovers
 from qres.gguf import model_file
-from qres.gguf.difference import shape_difference
 from qres.gguf.inventory import Inventory
+from qres.gguf.pairing import pair
 from qres.levels import LevelSpec
 from qres.quantize import ladder
 from qres.quantize.make import make_file
@@ -106,7 +106,7 @@ def _cached(target: Path, reference: Inventory, level: LevelSpec) -> Inventory |
 def _verified(path: Path, reference: Inventory, level: LevelSpec) -> Inventory:
     """The inventory of a made level, when it is whole and what was asked for."""
     inventory = model_file.read(path)
-    difference = shape_difference(reference, inventory)
+    difference = pair(reference, inventory).problem
     if difference:
         raise NativeError(f"the {level.name} file differs from its reference: {difference}")
     if inventory.file_type != level.name:

@@ -11,6 +11,7 @@ from qres.cpus import CPUS
 from qres.errors import UsageError
 from qres.events import Listener
 from qres.gguf import imatrix, model_file
+from qres.gguf.imatrix_names import fitted
 from qres.quantize.original import Original, original
 from qres.recipes import budget, given, keep_layers, plan
 from qres.recipes.build import require_imatrix, require_model
@@ -108,7 +109,7 @@ def original_of(recipe: Recipe, model: Path, matrix: Path | None, threads: int =
     """
     reference = model_file.read(model)
     require_model(recipe, reference)
-    found = None if matrix is None else imatrix.read(matrix)
+    found = None if matrix is None else fitted(imatrix.read(matrix), reference)
     require_imatrix(recipe, found)
     if found is not None:
         found.check(reference)

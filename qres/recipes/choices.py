@@ -144,7 +144,7 @@ class Choices:
     @property
     def levels(self) -> list[Level]:
         """The measured levels whose types are known, smallest first."""
-        found = [level for level in self.result.levels if level.file.tensor_types and all(level.file.tensor_types)]
+        found = [level for level in self.result.levels if _calibrates(level)]
         return sorted(found, key=lambda level: level.file.bytes)
 
     def level_types(self, level: Level) -> dict[str, str]:
@@ -204,8 +204,13 @@ def _require(result: Result) -> None:
     lengths |= {len(level.file.tensor_types) for level in result.levels if level.file.tensor_types}
     if len(lengths) > 1:
         raise InputError("the result's lists of tensor types differ in length", "scan again")
-    if not any(level.file.tensor_types and all(level.file.tensor_types) for level in result.levels):
+    if not any(map(_calibrates, result.levels)):
         raise UnsupportedError("no recipe: no level was measured that it could be calibrated on", "scan again")
+
+
+def _calibrates(level: Level) -> bool:
+    """Its types are known tensor by tensor, and its damage comes from them."""
+    return bool(level.file.tensor_types) and all(level.file.tensor_types) and not level.differs
 
 
 def _rows(result: Result) -> list[TensorOptions]:

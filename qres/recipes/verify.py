@@ -11,8 +11,9 @@ from qres.cpus import CPUS
 from qres.errors import InputError
 from qres.events import Listener
 from qres.files import require_unchanged, stamp
-from qres.gguf.difference import shape_difference, tokenizer_difference, vector_difference
+from qres.gguf.difference import vector_difference
 from qres.gguf.inventory import Inventory
+from qres.gguf.pairing import pair
 from qres.levels import LevelSpec
 from qres.measure.job import Compared, ComparisonJob
 from qres.measure.tasks import CompareTask
@@ -48,17 +49,18 @@ def require_built(recipe: Recipe, reference: Inventory, built: Inventory) -> Non
         InputError: another model, or a tensor of another type than planned; the first is named.
     """
     name = show(built.path.name)
-    difference = shape_difference(reference, built) or tokenizer_difference(reference, built)
+    difference = pair(reference, built).problem  # the text is tokenized by the reference alone
     if difference:
         raise InputError(f"{name} is not the same model as {show(reference.path.name)}: {difference}", _GIVE)
     vector = vector_difference(reference, built)
     if vector:
         raise InputError(f"{name} was not made from {show(reference.path.name)}: {show(vector)} differs", _GIVE)
     held = {tensor.name: tensor.type for tensor in built.tensors}
-    odd = next((tensor for tensor in recipe.tensors if held[tensor.name] != tensor.type), None)
+    odd = next((tensor for tensor in recipe.tensors if held.get(tensor.name) != tensor.type), None)
     if odd is not None:
+        is_type = held.get(odd.name, "not there")
         raise InputError(
-            f"{name} is not what the recipe says: {show(odd.name)} is {held[odd.name]}, planned is {odd.type}",
+            f"{name} is not what the recipe says: {show(odd.name)} is {is_type}, planned is {odd.type}",
             "build it again, or give the recipe that it was made from",
         )
 

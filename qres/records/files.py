@@ -53,6 +53,18 @@ class SharedTensors:
 
 
 @dataclass(frozen=True)
+class NotExecuted:
+    """A block that llama.cpp never runs: a NextN block, for multi-token prediction."""
+
+    block: int
+    """Its number."""
+    tensors: int
+    """Tensors in it."""
+    bytes: int
+    """Bytes of their data."""
+
+
+@dataclass(frozen=True)
 class LevelFile:
     """A quantized file, from its header."""
 
@@ -72,3 +84,5 @@ class LevelFile:
     """Tensors that could not get the type that the level asks for."""
     tensor_types: tuple[str, ...]
     """Type of each of `Result.tensors` in this file; empty text where the file lacks it."""
+    not_executed: tuple[NotExecuted, ...] = ()
+    """Blocks that never run: nothing that is measured depends on them."""

@@ -11,7 +11,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from qres.records.devices import Deployment, DeviceAdvice
-from qres.records.files import LevelFile, SharedTensors, TypeShare
+from qres.records.files import LevelFile, NotExecuted, SharedTensors, TypeShare
 from qres.records.output import Output
 from qres.records.prediction import Prediction
 from qres.records.recipe import FileTensor, Mix, Recipe, Recovery, Rung, Stock
@@ -52,6 +52,8 @@ class Reference:
     is_16bit: bool
     """At least 95 % of the weights in matrices are F16, BF16 or F32; when false, everything compares with an already
     damaged model."""
+    not_executed: tuple[NotExecuted, ...] = ()
+    """Blocks that never run: nothing that is measured depends on them."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,9 @@ class Level:
     """What its units do alone, by patching, and what to keep at 16 bit."""
     sound: bool = True
     """False where values within it are not finite, even if its logits are; such a level is never called good."""
+    differs: tuple[str, ...] = ()
+    """Where it computes another function than the reference, in words: keys with both values, or where the graphs part;
+    empty when both compute the same. Nothing is advised about the bits of a level that differs."""
 
 
 @dataclass(frozen=True)

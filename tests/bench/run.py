@@ -122,7 +122,14 @@ def _peak_bytes() -> int:
 def _whole(reference: Session, levels: list[Session], chunk: chunks.Chunk, weights: frozenset[str]) -> None:
     """A chunk of a scan (reference, two levels twice, units) against the plain decodes it needs."""
     lockstep = Lockstep(
-        reference, ("a", "b"), dict(enumerate(levels)), THREADS, DecodeProgress(Logged()), weights, State()
+        reference,
+        ("a", "b"),
+        dict(enumerate(levels)),
+        THREADS,
+        DecodeProgress(Logged()),
+        weights,
+        (False, False),
+        State(),
     )
     lockstep.map_streams(chunk)
     stats = lockstep.new_stats()

@@ -21,10 +21,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qres.errors import QresError, UnsupportedError, UsageError
-from qres.gguf import difference, fallbacks, model_file
+from qres.gguf import difference, fallbacks, hyperparameters, model_file
 from qres.gguf.format.metadata import Digest
 from qres.gguf.format.tensor import Tensor
 from qres.gguf.inventory import Inventory
+from qres.gguf.pairing import pair
 from tests.gguf.building import EVERY_TYPE, ROWS, VALID, build, inventory, parsed, put, string, strings
 from tests.gguf.choice_of_types import LENGTHS, MAKEABLE, bits, fitting, tensor
 from tests.search import searched
@@ -240,8 +241,8 @@ def test_any_damage_gives_an_inventory_or_an_explanation(
         found = model_file.read(put(folder, data, "damaged.gguf"))
         # Whatever was accepted must be usable everywhere.
         _ = (found.bpw, found.types, found.is_16bit, found.tied_head, fallbacks.fallbacks(found))
-        message += difference.tokenizer_difference(whole, found) or ""
-        message += difference.shape_difference(whole, found) or ""
+        message += "".join(difference.tokenizer_differences(whole, found))
+        message += "".join(map(str, hyperparameters.differences(whole, found))) + pair(whole, found).problem
         model_file.require_language_model(found, "reference")
     except QresError as error:
         message += str(error)

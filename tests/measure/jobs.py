@@ -9,6 +9,7 @@ from typing import Any
 
 from qres.files import stamp
 from qres.gguf import magnitudes
+from qres.gguf.inventory import Inventory
 from qres.gguf.model_file import read
 from qres.measure.job import Job, ModelFile, PredictionJob
 from qres.pipeline import sizes
@@ -21,6 +22,12 @@ def model_file(name: str, path: Path) -> ModelFile:
     return sizes.model_file(name, inventory, {shard: stamp(shard) for shard in inventory.shards})
 
 
+def level_file(name: str, reference: Inventory, path: Path) -> ModelFile:
+    """A level's file as the worker gets it."""
+    inventory = read(path)
+    return sizes.level_file(name, reference, inventory, {shard: stamp(shard) for shard in inventory.shards})
+
+
 def job(reference: Path, levels: Mapping[str, Path], texts: chunks.Texts, **changes: Any) -> Job:  # noqa: ANN401
     """A job with every setting at its plainest."""
     inventory = read(reference)
@@ -29,7 +36,7 @@ def job(reference: Path, levels: Mapping[str, Path], texts: chunks.Texts, **chan
         types_16bit=sizes.types_16bit(inventory, magnitudes.scan(inventory)),
         bytes_16bit=sizes.bytes_16bit(inventory),
         bytes_q8_0=sizes.bytes_q8_0(inventory),
-        levels=tuple(model_file(name, path) for name, path in levels.items()),
+        levels=tuple(level_file(name, inventory, path) for name, path in levels.items()),
         texts=texts,
         n_ctx=len(texts.report[0]),
         threads=1,  # more spin on each other's barriers longer than a small model computes

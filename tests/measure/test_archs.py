@@ -82,6 +82,12 @@ def test_archs_are_measured(
     assert set(measured) - set(mapped) <= MULTI_STREAM
 
 
+def test_archs_compute_the_same_function_as_their_levels(outcomes: dict[str, Measured | QresError | str]) -> None:
+    measured = [(name, one) for name, one in outcomes.items() if isinstance(one, Measured)]
+    assert {name: one.levels[0].differs for name, one in measured if one.levels[0].differs} == {}
+    assert {name: one.levels[0].unmatched for name, one in measured if one.levels[0].unmatched} == {}
+
+
 def test_archs_without_a_plain_stream_say_why(outcomes: dict[str, Measured | QresError | str]) -> None:
     for name in MULTI_STREAM:
         outcome = outcomes[name]

@@ -44,6 +44,8 @@ class Header:
     file_bytes: int
     problems: tuple[Problem, ...] = ()
     """In the order they were met."""
+    table_at: int = 0
+    """Byte at which the tensor table begins, behind the metadata."""
 
 
 def read_header(path: Path, shard: int = 0, *, tolerant: bool = False) -> Header:
@@ -112,8 +114,8 @@ def parse(file: BinaryIO, size: int, path: Path, shard: int = 0) -> Header:
         n_tensors, n_values = cursor.number("<Q"), cursor.number("<Q")
     except CorruptError as cut_off:
         raise cut_off.problem.exception(path) from None
-    metadata, tensors, problems = read_tables(cursor, n_values, n_tensors, shard)
-    return Header(version, metadata, tensors, size, problems)
+    found = read_tables(cursor, n_values, n_tensors, shard)
+    return Header(version, found.metadata, found.tensors, size, found.problems, found.table_at)
 
 
 def _check_version(version: int, path: Path) -> None:

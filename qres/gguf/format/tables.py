@@ -6,6 +6,7 @@ What is wrong is noted, and the reading goes on: behind a damaged row with the n
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from qres.gguf.format import resync
 from qres.gguf.format.cursor import CorruptError, Cursor, Problem, corrupt
@@ -20,9 +21,18 @@ _MAX_SEARCHES = 8  # for the next row; one may take half a second
 _ALIGNMENT = 32  # of the data, unless general.alignment says otherwise
 
 
-def read_tables(
-    cursor: Cursor, n_values: int, n_tensors: int, shard: int = 0
-) -> tuple[Mapping[str, Value], tuple[Tensor, ...], tuple[Problem, ...]]:
+@dataclass(frozen=True)
+class Tables:
+    """What the two tables hold."""
+
+    metadata: Mapping[str, Value]
+    tensors: tuple[Tensor, ...]
+    problems: tuple[Problem, ...]
+    table_at: int
+    """Byte at which the tensor table begins."""
+
+
+def read_tables(cursor: Cursor, n_values: int, n_tensors: int, shard: int = 0) -> Tables:
     """Metadata, tensors, and what is wrong with them, from the tables that start at the cursor.
 
     Args:
@@ -33,12 +43,14 @@ def read_tables(
     """
     tables = _Tables(cursor, n_values, n_tensors)
     tables.read_metadata()
+    table_at = cursor.at
     tables.read_rows()
     alignment = tables.alignment()
     data = -(-cursor.at // alignment) * alignment
     tensors = tuple(row.tensor(data, shard) for row in tables.rows.values())
     tables.check_complete()
-    return tables.metadata, tensors, (*tables.problems, *layout_problems(tensors, cursor.size))
+    problems = (*tables.problems, *layout_problems(tensors, cursor.size))
+    return Tables(tables.metadata, tensors, problems, table_at)
 
 
 class _Tables:

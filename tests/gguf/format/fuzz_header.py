@@ -93,13 +93,15 @@ def _check_use(header: Header) -> None:
     """Whatever was read can be used everywhere."""
     from qres.errors import QresError
     from qres.gguf import fallbacks, model_file
-    from qres.gguf.difference import shape_difference, tokenizer_difference
+    from qres.gguf.difference import tokenizer_differences
     from qres.gguf.format.shards import Shards
+    from qres.gguf.hyperparameters import differences
+    from qres.gguf.pairing import pair
 
     found = model_file.assemble(PATH, Shards((PATH,), (header,), header.tensors, 1, header.problems))
     _ = (found.bpw, found.types, found.is_16bit, found.tied_head, fallbacks.fallbacks(found))
-    for difference in (tokenizer_difference(found, found), shape_difference(found, found)):
-        assert difference is None or difference.isprintable()
+    for difference in (*tokenizer_differences(found, found), *differences(found, found), pair(found, found).problem):
+        assert str(difference).isprintable()
     try:
         model_file.require_language_model(found, "fuzzed")
     except QresError as error:

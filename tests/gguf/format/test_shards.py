@@ -9,6 +9,7 @@ import pytest
 
 from qres.errors import InputError
 from qres.gguf import difference, fallbacks, model_file
+from qres.gguf.pairing import pair
 from tests.gguf.building import LLAMA, ROWS, VALID, Typed, break_split, build, put, put_split, shard
 
 
@@ -55,8 +56,8 @@ def test_split_set_has_the_numbers_of_the_single_file(tmp_path: Path) -> None:
     ):
         assert getattr(split, name) == getattr(single, name), name
     assert split.metadata.keys() - single.metadata.keys() == {"split.no", "split.count", "split.tensors.count"}
-    assert difference.shape_difference(single, split) is None
-    assert difference.tokenizer_difference(single, split) is None
+    assert pair(single, split).problem == ""
+    assert difference.tokenizer_differences(single, split) == ()
     assert [f.tensor for f in fallbacks.fallbacks(split)] == [f.tensor for f in fallbacks.fallbacks(single)]
 
 
