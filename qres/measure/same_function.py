@@ -18,6 +18,8 @@ ROPE_FACTORS = "rope_f"
 """Begin of the names of rope factors: tensors of the file, compared as inputs, since they are not quantized."""
 _LAYOUT = VIEWS | {"MUL_MAT", "MUL_MAT_ID", "CONT", "CPY", "DUP", "SET_ROWS", "CONCAT", "GLU", "MUL", "ADD"}
 """What differs where the same weights lie in other tensors."""
+_ROPE_EXT_FACTOR, _ROPE_YARN_ONLY = 7, (4, 9, 10)
+"""Words of ROPE's parameters (ggml_rope_impl): n_ctx_orig, beta_fast and beta_slow count where ext_factor is not 0."""
 _TOLERANCE = 1e-3
 """Relative difference of rope factors and float inputs that is rounding: each converter computes them."""
 
@@ -61,9 +63,16 @@ def _part(one: Node, other: Node, weights: frozenset[str], *, same_places: bool)
         return f"it reads {other.name} where the reference reads {one.name}"
     if not weight and one.ne != other.ne:
         return f"{_named(one)} has another shape, {list(other.ne)} for {list(one.ne)}"
-    if not one.is_leaf and one.op not in VIEWS and one.params != other.params:
+    if not one.is_leaf and one.op not in VIEWS and _parameters(one) != _parameters(other):
         return f"{_named(one)} has other parameters"
     return f"{_named(one)} reads something else" if same_places and one.slots != other.slots else ""
+
+
+def _parameters(node: Node) -> tuple[int, ...]:
+    """What the operation depends on: of a rotation without YaRN not the context that it was trained for."""
+    if node.op != "ROPE" or node.param_f32(_ROPE_EXT_FACTOR) != 0:
+        return node.params
+    return tuple(word for i, word in enumerate(node.params) if i not in _ROPE_YARN_ONLY)
 
 
 def _named(node: Node) -> str:

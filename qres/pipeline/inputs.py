@@ -90,7 +90,7 @@ def _other_vectors(reference: Inventory, other: Inventory) -> list[str]:
 def _never_run(inventory: Inventory) -> list[str]:
     """Of a file with blocks that llama.cpp skips, what that means for the figures."""
     return [
-        f"{inventory.path.name}: block {one.block} (NextN, {one.bytes / 2**20:.1f} MiB) is never executed: no figure "
+        f"{inventory.path.name}: block {one.block} (NextN, {one.bytes / 2**20:.1f} MiB) is not executed: no figure "
         "depends on it, and nothing is known of its types."
         for one in not_executed(inventory)
     ]
