@@ -6,6 +6,7 @@
     |   +-- ChangedError     exit 3   a file that changed while it was measured
     +-- UnsupportedError     exit 4   a valid model that qres or llama.cpp cannot measure
     +-- NativeError          exit 5   llama.cpp failed
+        +-- OutOfMemoryError exit 5   this machine has not enough of it
         +-- CrashError       exit 5   its process died
 
 An interrupt (Ctrl-C) ends with 130. `qres.cli.program.main` is the one place that catches these.
@@ -65,6 +66,10 @@ class NativeError(QresError):
     """llama.cpp returned an error."""
 
     exit_code = 5
+
+
+class OutOfMemoryError(NativeError):
+    """The work needs more memory than there is."""
 
 
 class CrashError(NativeError):

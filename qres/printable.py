@@ -36,6 +36,15 @@ def sentence(text: str) -> str:
     return text if re.search(r"\w[./]\w", last) and ">" in text else f"{text}."
 
 
+def counted(n: int, noun: str) -> str:
+    """A number with its noun, in the plural unless it is one.
+
+    >>> counted(1, "token"), counted(2048, "chunk")
+    ('1 token', '2,048 chunks')
+    """
+    return f"{n:,} {noun}{'' if n == 1 else 's'}"
+
+
 def plain_record(record: _T) -> _T:
     """A frozen record, and all records in it, with plain texts."""
     cleaned: _T = _clean(record)

@@ -34,7 +34,7 @@ from qres.cli.options import (
     given,
 )
 from qres.cpus import CPUS
-from qres.errors import ChangedError, InputError, UsageError
+from qres.errors import ChangedError, CrashError, InputError, OutOfMemoryError, QresError, UsageError
 
 if TYPE_CHECKING:
     from qres.records.result import Result
@@ -157,6 +157,13 @@ def _reports(result: Result, out: Path, cache: Path | None) -> tuple[Path, ...]:
         raise InputError(error.message, hint) from error
 
 
+def _may_end_otherwise(error: BaseException) -> bool:
+    """An interrupt, or want of memory; what is wrong with a file, a text or llama.cpp ends the next run as well."""
+    if isinstance(error, CrashError):
+        return error.killed
+    return isinstance(error, OutOfMemoryError) or not isinstance(error, QresError)
+
+
 def _scan(options: object, out: Path) -> None:
     from qres.cli import output
     from qres.cli.terminal import RichListener, show_answer
@@ -179,8 +186,8 @@ def _scan(options: object, out: Path) -> None:
         except ChangedError:
             state.unlink(missing_ok=True)
             raise
-        except BaseException:
-            if state.exists() and state.stat().st_mtime_ns != known:
+        except BaseException as error:
+            if _may_end_otherwise(error) and state.exists() and state.stat().st_mtime_ns != known:
                 listener.note(
                     "The chunks that were finished are kept: the same command with --resume goes on from there"
                 )

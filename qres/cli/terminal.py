@@ -115,7 +115,7 @@ def show_answer(result: Result, paths: Sequence[Path]) -> None:
     console.print(Text(plain(f"Report: {paths[0]} (also {', '.join(path.name for path in paths[1:])})")))
     console.print()
     console.print(_levels(result))
-    mix = recipes.short(result)
+    mix = recipes.short(result) if result.verdict.level else ""  # no advice is none of mixes, either
     if mix:
         console.print(Text(mix))
     for warning in rest:

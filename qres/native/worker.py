@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection
 from types import FrameType
 from typing import Any, Protocol, TypeVar
 
-from qres.errors import CrashError, NativeError, QresError
+from qres.errors import CrashError, NativeError, OutOfMemoryError, QresError
 from qres.events import Event, Listener, Remote
 
 _T = TypeVar("_T")
@@ -195,7 +195,10 @@ def _child(inbox: Connection, sender: Connection, log: Connection) -> None:
         sender.send(("error", error))
     except MemoryError:
         sender.send(
-            ("error", NativeError("out of memory", "fewer levels, a smaller --n-ctx, or a machine with more memory"))
+            (
+                "error",
+                OutOfMemoryError("out of memory", "fewer levels, a smaller --n-ctx, or a machine with more memory"),
+            )
         )
     except Exception as error:
         traceback.print_exc()

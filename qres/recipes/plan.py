@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from qres import levels
 from qres.errors import UsageError
+from qres.printable import counted
 from qres.recipes.allocate import Allocation, allocate
 from qres.recipes.budget import Budget
 from qres.recipes.choices import Choices, TensorOptions, loss_of, padded, size_of
@@ -105,25 +107,25 @@ def open_choices(choices: Choices, wishes: Wishes, start: str) -> OpenChoices:
     """Apply the pins; what cannot be chosen has the type of the level that recipes start from."""
     held = choices.types_by_level[start]
     plan = OpenChoices([], {})
-    matched = [0] * len(wishes.pins)
+    matched: list[list[str]] = [[] for _ in wishes.pins]
     for row in choices.rows:
         name = row.tensor.name
         which = next((i for i, (pattern, _) in enumerate(wishes.pins) if re.search(pattern, name)), None)
         if which is not None and row.quantizable:
-            matched[which] += 1
+            matched[which].append(name)
             plan.fixed[name] = levels.fitting_type(wishes.pins[which][1], row.tensor.shape[0])
             plan.pinned[name] = None
         elif row.types:
             plan.rows.append(row)
         else:
             plan.fixed[name] = held[name]
-    for (pattern, type_name), count in zip(wishes.pins, matched, strict=True):
-        if not count:
+    for (pattern, type_name), names in zip(wishes.pins, matched, strict=True):
+        if not names:
             raise UsageError(
                 f"--pin {pattern}={type_name}: no tensor that is quantized has such a name",
                 "the names are in the report, such as blk.0.ffn_down.weight",
             )
-        plan.notes.append(f"{pattern} is pinned to {type_name}: {count} tensor{'s' if count > 1 else ''}.")
+        plan.notes.append(_pinned(pattern, type_name, [plan.fixed[name] for name in names]))
     beyond = [name for name in plan.pinned if plan.fixed[name] == "F16" != choices.by_name[name].tensor.type_16bit]
     if beyond:
         plan.notes.append(f"{beyond[0]} is pinned to F16, whose range its values may leave: BF16 holds them.")
@@ -131,6 +133,15 @@ def open_choices(choices: Choices, wishes: Wishes, start: str) -> OpenChoices:
     if unknown:
         plan.notes.append(f"{plan.fixed[unknown[0]]} has no prediction, so that the recipe has none.")
     return plan
+
+
+def _pinned(pattern: str, asked: str, types: Sequence[str]) -> str:
+    """What a pin makes of its tensors: a type whose blocks do not fit their rows becomes another one."""
+    held = Counter(types)
+    if set(held) == {asked}:
+        return f"{pattern} is pinned to {asked}: {counted(len(types), 'tensor')}."
+    made = ", ".join(f"{name} in {counted(n, 'tensor')}" for name, n in held.most_common())
+    return f"{pattern} is pinned to {asked}, whose blocks do not fit all rows: written is {made}."
 
 
 def _fixed_bytes(choices: Choices, plan: OpenChoices, is_file: bool) -> int:

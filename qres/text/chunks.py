@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from qres.errors import InputError
+from qres.printable import counted
 from qres.text.source import Source
 
 MIN_TOKENS = 32
@@ -55,7 +56,7 @@ def tokens_of(
     if len(found.ids) < MIN_TOKENS:
         instead = "a longer text with --text" if source.ids is None else "more ids with --tokens"
         raise InputError(
-            f"{source.name} has {len(found.ids)} tokens, at least {MIN_TOKENS} are needed", f"give {instead}"
+            f"{source.name} has {counted(len(found.ids), 'token')}, at least {MIN_TOKENS} are needed", f"give {instead}"
         )
     high = max(found.ids)
     if high >= n_vocab:
@@ -169,8 +170,12 @@ def texts(plan: Plan, tokenize: Callable[[bytes], list[int]], n_vocab: int, bos:
     if n == 1:
         return Texts(every.chunks, every.chunks, plan.text.name, plan.text.name, every.unused)
     split = min(n - min(plan.rank_chunks, n // 2), plan.chunks)
-    report_name, rank_name = (f"{plan.text.name}, chunks {a} to {b}" for a, b in ((1, split), (split + 1, n)))
+    report_name, rank_name = (f"{plan.text.name}, {_range(a, b)}" for a, b in ((1, split), (split + 1, n)))
     return Texts(every.chunks[split:], every.chunks[:split], rank_name, report_name, every.unused)
+
+
+def _range(first: int, last: int) -> str:
+    return f"chunk {first}" if first == last else f"chunks {first} to {last}"
 
 
 @dataclass(frozen=True)

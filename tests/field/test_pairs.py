@@ -144,7 +144,7 @@ def test_c2_bookkeeping_is_a_remark(folder: Path, plain: dict[str, Any], name: s
 
 
 def test_c2_token_ids_need_no_tokenizer(folder: Path) -> None:
-    change = {"tokenizer.ggml.pre": ([gguf.GGUFValueType.STRING], "qwen2")}
+    change: dict[str, Value | None] = {"tokenizer.ggml.pre": ([gguf.GGUFValueType.STRING], "qwen2")}
     changed(folder, "C2-pre.gguf", change)
     done, found = scan(folder, "T.gguf", "C2-pre.gguf", "--tokens", "ids.txt")
     assert done.returncode == 0, done.stderr
@@ -231,7 +231,7 @@ def test_c4_a_nextn_block_in_one_file_only(folder: Path) -> None:
     block.append(made("blk.2.nextn.eh_proj.weight", random, F16))
     ones = np.ones(n_embd, np.float32)
     block += [made(f"blk.2.nextn.{name}.weight", ones, F32) for name in ("enorm", "hnorm", "shared_head_norm")]
-    more = {"glm4moe.block_count": u32(3), "glm4moe.nextn_predict_layers": u32(1)}
+    more: dict[str, Value] = {"glm4moe.block_count": u32(3), "glm4moe.nextn_predict_layers": u32(1)}
     q8 = {**metadata, "general.file_type": u32(7)}
     for name, keys, tensors in (("trunk", {}, trunk), ("mtp", more, [*trunk, *block])):
         save(folder / f"{name}.gguf", {**metadata, **keys}, tensors)

@@ -55,7 +55,7 @@ def f32(value: float) -> Value:
 def load(path: Path) -> tuple[dict[str, Value], list[Data]]:
     """Metadata and tensors of a file."""
     reader = gguf.GGUFReader(path)
-    metadata = {
+    metadata: dict[str, Value] = {
         key: (list(field.types), field.contents())
         for key, field in reader.fields.items()
         if not key.startswith("GGUF.")

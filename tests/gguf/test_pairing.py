@@ -67,13 +67,13 @@ def cut(name: str, lengths: Sequence[int], type_id: int, at: int) -> Row:
 
 
 F16, Q8_0 = 1, 8
-PARTS = {
+PARTS: dict[str, list[tuple[str, tuple[int, ...]]]] = {
     "attn_qkv.weight": [("attn_q.weight", (64, 64)), ("attn_k.weight", (64, 32)), ("attn_v.weight", (64, 32))],
     "attn_qkv.bias": [("attn_q.bias", (64,)), ("attn_k.bias", (32,)), ("attn_v.bias", (32,))],
     "ffn_gate_up_exps.weight": [("ffn_gate_exps.weight", (64, 96, 3)), ("ffn_up_exps.weight", (64, 96, 3))],
     "attn_kv_b.weight": [("attn_k_b.weight", (32, 64, 2)), ("attn_v_b.weight", (64, 64, 2))],
 }
-WHOLES = {
+WHOLES: dict[str, tuple[int, ...]] = {
     "attn_qkv.weight": (64, 128),
     "attn_qkv.bias": (128,),
     "ffn_gate_up_exps.weight": (64, 192, 3),

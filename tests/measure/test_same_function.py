@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from qres.errors import NativeError
-from qres.events import Listener, Logged
+from qres.events import Listener
 from qres.gguf import hyperparameters, model_file
 from qres.native import worker
 from tests import archs
@@ -37,7 +37,7 @@ class Compare:
     keys: tuple[str, ...]
 
     def work(self, listener: Listener) -> None:
-        """Notes for each key that llama.cpp takes: whether the logits are the same, and the difference that is found."""
+        """For each key that llama.cpp takes, a note: are the logits the same, and what difference is found."""
         from qres.measure.same_function import ROPE_FACTORS, difference
         from qres.native.session import Session, SessionOptions
 

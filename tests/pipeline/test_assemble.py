@@ -301,7 +301,7 @@ BROKEN = [
 
 @pytest.mark.parametrize(("changes", "words", "not_words"), BROKEN)
 def test_warning_of_broken_numbers(model: Inventory, changes: dict[str, Any], words: str, not_words: str) -> None:
-    (warning,) = warnings_module.warnings(settings(measured()), [], [broken(**changes)], [])
+    (warning,) = warnings_module.warnings(settings(measured()), [], [broken(**changes)], [], None)
     assert warning.startswith("Q4_K_M: values stop being finite")
     assert words in warning
     assert not_words not in warning
@@ -365,7 +365,7 @@ def test_extremes_are_the_largest_first(model: Inventory) -> None:
 def test_warning_of_extremes_names_the_largest(what: str, words: str) -> None:
     row = Extreme("reference", what, None, "token_embd.weight", 70_000.0)
     (warning,) = warnings_module.warnings(
-        settings(measured()), [], [], [row, dataclasses.replace(row, absmax=40_000.0)]
+        settings(measured()), [], [], [row, dataclasses.replace(row, absmax=40_000.0)], None
     )
     assert words in warning
     assert "65,504" in warning

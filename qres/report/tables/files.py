@@ -34,7 +34,8 @@ def types(result: Result) -> Table:
                     number(fraction, percent(fraction)),
                 )
             )
-    return table("types", "Tensor types in the files", columns, rows, note=_bpw_note(result), folded=len(rows) > 16)
+    note = " ".join(part for part in (_bpw_note(result), _not_executed_note(result)) if part)
+    return table("types", "Tensor types in the files", columns, rows, note=note, folded=len(rows) > 16)
 
 
 def fallbacks(level: Level) -> Table:
@@ -176,6 +177,15 @@ def settings(result: Result) -> Table:
 def _pairs(name: str, title: str, pairs: tuple[tuple[str, str], ...]) -> Table:
     columns = (Column("", "text"), Column("value", "text"))
     return table(name, title, columns, ((text(key), text(value)) for key, value in pairs))
+
+
+def _not_executed_note(result: Result) -> str:
+    files = [("the reference", result.reference.not_executed)]
+    files += [(level.name, level.file.not_executed) for level in result.levels]
+    parts = [f"block {row.block} of {name} ({mib(row.bytes)} MiB)" for name, rows in files for row in rows]
+    if not parts:
+        return ""
+    return f"Counted here but not executed, so that no figure depends on it: {', '.join(parts)}."
 
 
 def _bpw_note(result: Result) -> str:
