@@ -93,7 +93,7 @@ def verdict(reference: Reference, levels: Sequence[Level], noise: NoiseFloor, ab
 
 def _other_functions(levels: Sequence[Level]) -> str:
     return " ".join(
-        f"{level.name} does not compute the same function as the reference ({'; '.join(level.differs)})."
+        f"{level.name} does not compute the same function as the reference: {'; '.join(level.differs)}."
         for level in levels
     )
 

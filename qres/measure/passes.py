@@ -88,7 +88,7 @@ def _loaded(job: Job, state: State, progress: DecodeProgress, stack: ExitStack) 
 def _differs(job: Job, lockstep: Lockstep, i: int) -> tuple[str, ...]:
     """Where level i computes another function than the reference."""
     found = lockstep.differences.get(i, "")
-    return (*job.levels[i].keys, found) if found else ()
+    return (*job.levels[i].keys, f"in the graph, {found}") if found else ()
 
 
 def _warn_of_others(job: Job, lockstep: Lockstep, listener: Listener) -> None:
