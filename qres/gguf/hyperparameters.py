@@ -55,6 +55,11 @@ def _keys(inventory: Inventory) -> dict[str, Value]:
     return {key.removeprefix(begin): value for key, value in inventory.metadata.items() if key.startswith(begin)}
 
 
+def default(key: str, inventory: Inventory) -> Value | None:
+    """What llama.cpp takes for one of the architecture's keys, without its name, when a file does not set it."""
+    return _default(key, _keys(inventory))
+
+
 def _default(key: str, keys: Mapping[str, Value]) -> Value | None:
     """What llama.cpp takes for a key that is not set, where every architecture has the same default (facts.md, 37)."""
     heads, width = keys.get("attention.head_count"), keys.get("embedding_length")

@@ -17,6 +17,7 @@ from qres.events import Listener
 from qres.gguf import hyperparameters, model_file
 from qres.native import worker
 from tests import archs
+from tests.gguf.editing import f32, load, save, u32
 from tests.listening import Heard
 
 pytestmark = pytest.mark.model
@@ -66,8 +67,10 @@ def compared(model: Path, keys: tuple[str, ...]) -> dict[str, tuple[bool, str]]:
         with suppress(NativeError):
             worker.run(Compare(model, keys), heard)
             break
-        begun = [json.loads(note)[0] for note in heard.texts("note")][-1]
-        keys = keys[keys.index(begun) + 1 :]
+        begun = [json.loads(note)[0] for note in heard.texts("note")]
+        if not begun:  # the file itself is not taken
+            break
+        keys = keys[keys.index(begun[-1]) + 1 :]
     rows = [json.loads(note) for note in heard.texts("note")]
     return {row[0]: (row[1], row[2]) for row in rows if len(row) == 3}
 
@@ -104,6 +107,27 @@ def test_graphs_part_where_logits_do(name: str, tmp_path: Path) -> None:
     assert {key for key in parted if key not in said[key]} == set()
     false = {key: difference for key, (same, difference) in found.items() if same and difference}
     assert false.keys() <= set(NO_EFFECT.get(name, ())), false
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_defaults_are_llama_cpps(name: str, tmp_path: Path) -> None:
+    """A key that is not set computes as one that is set to the default that is told (facts.md, 37)."""
+    metadata, tensors = load(archs.make(name, tmp_path))
+    inventory = model_file.read(tmp_path / f"{name}.gguf")
+    keys = {"rope.freq_base": f32(10000.0), "attention.head_count_kv": u32(0), "rope.dimension_count": u32(0)}
+    keys |= {"attention.key_length": u32(0), "attention.value_length": u32(0)}
+    for key, value in keys.items():
+        full = f"{inventory.architecture}.{key}"
+        without = {k: v for k, v in metadata.items() if k != full}
+        bare = model_file.read(save(tmp_path / "without.gguf", without, tensors))
+        default = hyperparameters.default(key, bare)
+        if not isinstance(default, int | float):
+            continue
+        set_to = f32(float(default)) if value[0] == f32(0)[0] else u32(int(default))
+        save(tmp_path / f"{full}.gguf", {**without, full: set_to}, tensors)
+        (tmp_path / "without.gguf").replace(tmp_path / "model.gguf")
+        for found in compared(tmp_path / "model.gguf", (full,)).values():
+            assert found == (True, ""), key
 
 
 NO_EFFECT: dict[str, tuple[str, ...]] = {}
