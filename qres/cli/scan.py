@@ -179,6 +179,7 @@ def _scan(options: object, out: Path) -> None:
             listener.warn(f"{options.threads} threads were asked for, {CPUS} CPUs are available: using {CPUS}")
             options = replace(options, threads=CPUS)
         known = state.stat().st_mtime_ns if state.exists() else None
+        result = None
         try:
             result = run(replace(options, out=out), listener)
             listener.stage("writing reports")
@@ -187,7 +188,8 @@ def _scan(options: object, out: Path) -> None:
             state.unlink(missing_ok=True)
             raise
         except BaseException as error:
-            if _may_end_otherwise(error) and state.exists() and state.stat().st_mtime_ns != known:
+            # What measuring ended in comes again; a disk that was full can be emptied before the reports are written.
+            if (result or _may_end_otherwise(error)) and state.exists() and state.stat().st_mtime_ns != known:
                 listener.note(
                     "The chunks that were finished are kept: the same command with --resume goes on from there"
                 )
