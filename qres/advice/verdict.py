@@ -56,21 +56,21 @@ def verdict(reference: Reference, levels: Sequence[Level], noise: NoiseFloor, ab
         noise: The reference against itself.
         absurd: Why nothing can be advised (`absurd_reference`); empty when something can.
     """
+    measured = [level for level in levels if level.output.kld_mean is not None and not level.differs]
+    odd = _other_functions([level for level in levels if level.differs])
+    if odd and not measured:
+        return Verdict(
+            None,
+            f"No advice: {odd}",
+            "What to keep at 16 bit is unknown: the damage does not come from the bits of the weights alone.",
+            "The figures stand as measured. Convert both files alike, or set the keys alike, and scan again.",
+        )
     if absurd:
         return Verdict(
             None,
-            f"No advice: {absurd}.",
+            f"No advice: {absurd}.{f' {odd}' if odd else ''}",
             "What to keep at 16 bit would be a guess: how much a broken model changes says nothing about a sound one.",
             "The figures stand as measured. Check the file with qres inspect, its tokenizer, and the text.",
-        )
-    measured = [level for level in levels if level.output.kld_mean is not None and not level.differs]
-    others = [level for level in levels if level.differs]
-    if others and not measured:
-        return Verdict(
-            None,
-            f"No advice: {_other_functions(others)}",
-            "What to keep at 16 bit is unknown: the damage does not come from the bits of the weights alone.",
-            "The figures stand as measured. Convert both files alike, or set the keys alike, and scan again.",
         )
     if not measured:
         return Verdict(None, "No level could be measured.", "What to keep is unknown.", "The notes say why.")
@@ -86,8 +86,8 @@ def verdict(reference: Reference, levels: Sequence[Level], noise: NoiseFloor, ab
         headline = f"Ship {chosen.name} ({size}): {damage}."
     else:
         headline = f"{chosen.name} is the least damaged of what was measured ({size}), but not good: {damage}."
-    if others:
-        headline += f" Left out: {_other_functions(others)}"
+    if odd:
+        headline += f" Left out: {odd}"
     return Verdict(chosen.name, headline, _keep_line(chosen, by_size), _details(chosen, by_size, bool(good), noise))
 
 
