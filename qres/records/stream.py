@@ -127,8 +127,9 @@ class Point:
     weights: tuple[str, ...]
     """Tensors of the file behind the branch."""
     ratio_median: float | None
-    """Branch ratio of the free-running quantized model, |branch| / |stream that it reads|; above 1 the branch
-    overwrites the stream. None for the embedding."""
+    """Branch ratio of the free-running quantized model, |branch| / |stream|; above 1 the branch overwrites the stream.
+    The stream is the point that the branch reads, as it enters the next add: after every scale or norm on the way. None
+    for the embedding."""
     ratio_p95: float | None
     """95 % quantile of the branch ratio."""
     reference_ratio_median: float | None
@@ -147,10 +148,15 @@ class Point:
     """Error of the branch, computed by the quantized layer on the reference's stream, over the branch: |b^ - b| /
     |b|."""
     injected_error_median: float | None
-    """The same error over the stream that it goes into, |b^ - b| / |x|: what the layer's own weights put there."""
+    """The same error over the stream that it goes into, |b^ - b| / |x|, x being the reference's stream right after the
+    add: what the layer's own weights put there."""
     ledger_share: float | None
     """This point's part of the final drift; over all points they add up to 1."""
     generated_share: float | None
-    """The part of `ledger_share` that the layer's own weights made; the rest is inherited from drift below."""
+    """The part of `ledger_share` that the layer's own weights made. What is neither in it nor in `scaling_share` is
+    inherited: the branch's reaction to drift below."""
     absmax: float | None
     """Largest absolute value of the quantized stream over all tokens."""
+    scaling_share: float | None = None
+    """The part of `ledger_share` that a scale or norm of the stream itself made, between the point before and the add:
+    it makes the drift that is there larger or smaller. 0 where the stream goes into the add as it is."""
