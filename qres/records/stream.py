@@ -67,15 +67,25 @@ class Extreme:
 class NoiseFloor:
     """The reference against itself in other arithmetic: without flash attention and in two halves.
 
-    On the first ranking chunk. Not measured for diffusion models.
+    On the first ranking chunk. Not measured for diffusion models. What is measured counts only where it can be noise: a
+    KLD of 0.001 nats at most, a drift of 1 at most, and neither above that of the most damaged level, exact copies
+    aside.
     """
 
     kld_mean: float | None
-    """Mean KLD over the scored positions of that chunk."""
+    """Mean KLD over the scored positions of that chunk; None for the `reason`."""
     drift_median: float | None
-    """Median drift over all stream points and the tokens without massive activations."""
+    """Median drift over all stream points and the tokens without massive activations; None for the `drift_reason`."""
     drift_points: tuple[float | None, ...] = ()
     """The same at each stream point: noise grows along the stream as drift does."""
+    reason: str = ""
+    """Why there is no `kld_mean`; empty when there is one."""
+    drift_reason: str = ""
+    """Why there is no `drift_median`; empty when there is one."""
+    measured_kld: float | None = None
+    """What was measured for `kld_mean`, whether it counts or not."""
+    measured_drift: float | None = None
+    """What was measured for `drift_median`, whether it counts or not."""
 
 
 @dataclass(frozen=True)

@@ -143,6 +143,12 @@ class DriftStats:
         self.scaling = np.zeros(points)
         self.ledger_tokens = 0
 
+    @property
+    def largest_median(self) -> float | None:
+        """Of the drift at all stream points; None where nothing was seen."""
+        found = (self.drift.quantile(0.5, point) for point in range(len(self.share)))
+        return max((x for x in found if x is not None), default=None)
+
     def update(
         self,
         reference: Snapshot,
