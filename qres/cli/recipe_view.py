@@ -116,8 +116,10 @@ def _expected(found: Expected | None) -> str:
 
 def _against_stock(recipe: Recipe) -> str:
     stock, own = recipe.stock[0], recipe.predicted
-    if own is None or stock.predicted is None:
+    if own is None:
         return "Without a prediction nothing can be said about its damage: build and verify it."
+    if stock.predicted is None:
+        return f"{stock.level} has no prediction to compare it with: build and verify it."
     size = (recipe.bytes - stock.bytes) / 2**20
     beside = "is as large" if abs(size) < 0.05 else f"is {abs(size):.1f} MiB {'smaller' if size > 0 else 'larger'}"
     return f"That is {versus(own.kld / stock.predicted.kld)} than {stock.level}, which {beside}."

@@ -102,8 +102,8 @@ class Choices:
         if raw is None or not self._calibration:
             return None
         factor = self.factor(raw)
-        level = min(self.levels, key=lambda level: abs(math.log((level.output.kld_mean or 1) / max(raw, 1e-12))))
-        out = level.output
+        known = [level.output for level in self.levels if level.output.kld_mean]
+        out = min(known, key=lambda out: abs(math.log((out.kld_mean or 1) / max(raw, 1e-12))))
         relative = _ONE_CHUNK if out.kld_se is None else out.kld_se / (out.kld_mean or 1.0)
         spread = MODEL_ERROR**2 + relative**2 + relative**2 * out.chunks / INTERVAL_CHUNKS
         reach = math.exp(_Z * math.sqrt(spread))
@@ -204,7 +204,8 @@ def _require(result: Result) -> None:
     lengths |= {len(level.file.tensor_types) for level in result.levels if level.file.tensor_types}
     if len(lengths) > 1:
         raise InputError("the result's lists of tensor types differ in length", "scan again")
-    if not any(level.file.tensor_types and all(level.file.tensor_types) for level in result.levels):
+    measured = [level.file.tensor_types for level in result.levels if level.output.kld_mean is not None]
+    if not any(types and all(types) for types in measured):
         raise UnsupportedError("no recipe: no level was measured that it could be calibrated on", "scan again")
 
 
