@@ -191,7 +191,7 @@ class Lockstep:
         stats.update(score(scored, np.concatenate(parts)))
         self._progress.step("noise floor")
         if whole is None:
-            return noise.floor(stats.kld.mean, None)
+            return replace(noise.floor(stats.kld.mean, None), drift_reason="the residual stream is not mapped")
         known = reference_norms(whole, self.threads)
         drift, by_point = Quantiles(), Quantiles(len(whole.stream))
         rows = []
