@@ -225,13 +225,13 @@ class _Adjoint:
                 self.dtype,
                 self.request.threads,
             )
-            self._require_possible(site.tensor, sums)
+            self._require_possible(site.tensor, sums, uses)
             self._add((site.tensor, self._unit(site)), sums)
             if site.tensor != tensor:
                 tensor = site.tensor
                 self._step(f"quantizing {tensor}")
 
-    def _require_possible(self, tensor: str, sums: Sums) -> None:
+    def _require_possible(self, tensor: str, sums: Sums, uses: Sequence[Use]) -> None:
         """No prediction at all is better than one without some tensors: whatever adds up would take them for harmless.
 
         Raises:
@@ -239,7 +239,9 @@ class _Adjoint:
         """
         largest = max((draw for chunks in sums.values() for draws in chunks for draw in draws), default=0.0)
         if not all(math.isfinite(draw) for chunks in sums.values() for draws in chunks for draw in draws):
-            raise UnsupportedError(f"the backward pass has no finite result for {tensor}")
+            silent = any(use.x.dim() == 2 and bool((use.x == 0).all(dim=1).any()) for use in uses)
+            why = " (a token's values are all 0 there: gradients of norms overflow at 0)" if silent else ""
+            raise UnsupportedError(f"the backward pass has no finite result for {tensor}{why}")
         if largest / 2 / min(self.found.counts) > IMPOSSIBLE_KLD:
             raise UnsupportedError(
                 f"the backward pass predicts more than {IMPOSSIBLE_KLD:,.0f} nats for {tensor}, which no KLD reaches"

@@ -67,6 +67,7 @@ def test_c21_prediction_that_is_not_finite_is_left_out(home: Path) -> None:
     assert note.startswith(
         "No predictions, units are ranked by patching: the backward pass has no finite result for blk."
     )
+    assert "a token's values are all 0 there" in note
     assert "DLASCL" not in done.stdout
     assert "≈" not in done.stdout
     result = load(home, "zero")
