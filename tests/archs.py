@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,6 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 
 from qres.errors import NativeError
@@ -43,7 +44,12 @@ def names() -> list[str]:
 
 
 def _maker() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("make_archs", need("archs/make_archs.py"))
+    return _module("archs/make_archs.py")
+
+
+def _module(path: str) -> ModuleType:
+    """A script of the shared folder."""
+    spec = importlib.util.spec_from_file_location(Path(path).stem, need(path))
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -112,4 +118,30 @@ def make(name: str, folder: Path) -> Path:
     """Write one of the models."""
     target = folder / f"{name}.gguf"
     _maker().write(need(f"archs/{name}.header.gz"), target)
+    return target
+
+
+def make_gemma4(folder: Path, scales: Sequence[float]) -> Path:
+    """Gemma 4 whose five layers scale the stream behind them (`layer_output_scale`), with per-layer embeddings."""
+    edit = _module("cases/edit.py")
+    metadata, tensors = edit.load(make("gemma4-dense", folder))
+    rng, changed = np.random.default_rng(3), []
+    for name, shape, kind, data in tensors:
+        values = np.frombuffer(data, "<f4") if kind == 0 else np.empty(0)
+        if name.endswith("layer_output_scale.weight"):
+            values = np.array([scales[int(name.split(".")[1])]])
+        elif name.endswith((".scale", "input_scale")):
+            values = np.ones_like(values)
+        elif "norm" in name:
+            values = 1 + values
+        changed.append([name, shape, kind, values.astype("<f4").tobytes() if kind == 0 else data])
+    width, per_layer = 128, 64
+    rows = rng.normal(0, 0.1, (per_layer * len(scales), width)).astype("<f4")
+    changed.append(["per_layer_model_proj.weight", [width, len(rows)], 0, rows.tobytes()])
+    changed.append(["per_layer_proj_norm.weight", [per_layer], 0, np.ones(per_layer, "<f4").tobytes()])
+    keys = {
+        "gemma4.embedding_length_per_layer_input": edit.u32(per_layer),
+        "gemma4.attention.shared_kv_layers": edit.u32(0),
+    }
+    edit.save(target := folder / "gemma4-scaled.gguf", {**metadata, **keys}, changed)
     return target

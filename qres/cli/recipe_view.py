@@ -101,8 +101,10 @@ def show_verification(recipe: Recipe, found: Verification, path: Path) -> None:
 
 def _verdict(found: Verification) -> str:
     own, predicted = found.recipe, found.predicted
+    if own.kld is None:
+        return "No KLD was measured: at no position of the text is it finite."
     measured = f"Measured KLD {plus_minus(own.kld, own.kld_se)}"
-    if predicted is None or own.kld is None or found.inside is None:
+    if predicted is None or found.inside is None:
         return f"{measured}; nothing was predicted."
     held = "inside the interval" if found.inside else "OUTSIDE the interval"
     return f"{measured}, predicted {_expected(predicted)}: {held}, measured is {own.kld / predicted.kld - 1:+.0%}."

@@ -196,3 +196,19 @@ def _scan(options: object, out: Path) -> None:
             raise
         state.unlink(missing_ok=True)
     show_answer(result, paths)
+    _require_figures(result)
+
+
+def _require_figures(result: Result) -> None:
+    """A scan that has figures of no level is written down, but it has not done what it was asked for.
+
+    Raises:
+        InputError: no level has a KLD.
+    """
+    if any(level.output.kld_mean is not None for level in result.levels):
+        return
+    names = ", ".join(level.name for level in result.levels)
+    raise InputError(
+        f"no level could be measured: at no position of the text is the KLD of {names} finite",
+        "the notes say where its numbers break; qres inspect --values names broken tensors of a file",
+    )

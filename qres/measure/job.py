@@ -167,8 +167,6 @@ class Measured:
     n_ctx_train: int
     massive_tokens: int
     noise_floor: NoiseFloor
-    no_noise_floor: str
-    """Why there is no noise floor; empty when there is one."""
     stream: tuple[Health, ...]
     inputs: Mapping[str, float]
     """Largest magnitude that each weight of the reference is multiplied with."""

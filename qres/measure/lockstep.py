@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from qres.advice import noise
 from qres.arrays import Doubles, Floats
 from qres.errors import InputError, QresError, UnsupportedError
 from qres.levels import F16_MAX
@@ -217,17 +218,19 @@ class Lockstep:
         stats.update(score(scored, np.concatenate(parts)))
         self._progress.step("noise floor")
         if whole is None:
-            return NoiseFloor(stats.kld.mean, None)
+            return replace(noise.floor(stats.kld.mean, None), drift_reason="the residual stream is not mapped")
         known = reference_norms(whole, self.threads)
         drift, by_point = Quantiles(), Quantiles(len(whole.stream))
         rows = []
         for x, norm, first, second in zip(whole.stream, known.stream, *streams, strict=True):
-            rows.append(norms(np.concatenate([first, second]) - x) / np.maximum(norm, np.finfo(np.float64).tiny))
+            with np.errstate(invalid="ignore", over="ignore"):  # what is not finite is left out
+                moved = norms(np.concatenate([first, second]) - x)
+            rows.append(moved / np.maximum(norm, np.finfo(np.float64).tiny))
         plain = np.stack(rows)[:, known.plain]
         drift.update(plain.reshape(1, -1))
         by_point.update(plain)
         points = tuple(by_point.quantile(0.5, i) for i in range(len(rows)))
-        return NoiseFloor(stats.kld.mean, drift.quantile(0.5), points)
+        return noise.floor(stats.kld.mean, drift.quantile(0.5), points)
 
     @staticmethod
     def _capture_or_decode(

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from qres.advice import noise
 from qres.errors import QresError, reason_of
 from qres.events import Listener
 from qres.files import require_unchanged
@@ -44,6 +45,7 @@ def measure(job: Job, listener: Listener) -> Measured:
         save = _Saver(job, state, progress)
         _predict(job, state, lockstep, progress, save)
         _rank(job, state, lockstep, save)
+        _settle_floor(state, lockstep)
         keeps = {i: keep_rows(job, state, lockstep.rmap, lockstep.alive, i) for i in lockstep.alive}
         other_text = job.texts.rank_name != job.texts.report_name  # a list is not checked on the text that chose it
         kept = {i: kept_units(lockstep.rmap, keep) if other_text else () for i, keep in keeps.items()}
@@ -111,7 +113,7 @@ def _begin(job: Job, state: State, lockstep: Lockstep, progress: DecodeProgress)
         state.rank, state.report = lockstep.new_stats(), lockstep.new_stats()
         state.health = HealthStats(lockstep.points) if lockstep.rmap else None
         lockstep.survey(chunk, f"chunk 1 of {job.texts.rank_name}")
-        state.noise, state.no_noise = _noise_floor(job, lockstep)
+        state.noise = _noise_floor(job, lockstep)
     if not is_new:
         progress.resume(decodes_done(job, state, lockstep))
         done = f"{state.rank_done + state.report_done} of {len(job.texts.rank) + len(job.texts.report)} chunks are done"
@@ -130,14 +132,27 @@ def _predict(job: Job, state: State, lockstep: Lockstep, progress: DecodeProgres
         listener.stage("measuring")
 
 
-def _noise_floor(job: Job, lockstep: Lockstep) -> tuple[NoiseFloor, str]:
+def _noise_floor(job: Job, lockstep: Lockstep) -> NoiseFloor:
     """The noise floor, or why there is none: it is a comfort, not a reason to end a scan."""
     if not job.with_noise_floor:
-        return NoiseFloor(None, None), "a diffusion model reads the whole chunk at once: halves of it see another text"
+        return noise.none("a diffusion model reads the whole chunk at once: halves of it see another text")
     try:
-        return lockstep.noise_floor(job.texts.rank[0]), ""
+        return lockstep.noise_floor(job.texts.rank[0])
     except QresError as error:
-        return NoiseFloor(None, None), error.message
+        return noise.none(error.message)
+
+
+def _settle_floor(state: State, lockstep: Lockstep) -> None:
+    """Now that the levels' damage on the ranking text is known: does the noise floor count beside it?
+
+    A prediction whose replay was allowed to be as far from llama.cpp as a floor that does not is taken back with it.
+    """
+    assert state.noise is not None
+    ranked = [state.rank[i] for i in lockstep.alive]
+    drifts = [one.drift.largest_median for one in ranked if one.drift is not None]
+    state.noise = noise.beside(state.noise, [one.output.kld.mean for one in ranked], drifts)
+    if state.prediction and state.prediction.used and state.noise.kld_mean is None:
+        state.prediction.hold_to(predict.KLD_LIMIT)
 
 
 class _Saver:
@@ -210,8 +225,8 @@ def _measured(
 ) -> Measured:
     """Everything as records."""
     rmap, health, alive = lockstep.rmap, state.health, lockstep.alive
-    reference, noise = lockstep.reference, state.noise
-    assert noise is not None
+    reference, floor = lockstep.reference, state.noise
+    assert floor is not None
     assert state.prediction is not None
     return Measured(
         norm_placement=rmap.norm_placement if rmap else "unknown",
@@ -222,8 +237,7 @@ def _measured(
         n_vocab=reference.n_vocab,
         n_ctx_train=reference.n_ctx_train,
         massive_tokens=health.massive if health else 0,
-        noise_floor=noise,
-        no_noise_floor=state.no_noise,
+        noise_floor=floor,
         stream=summary.health(rmap, health) if rmap and health else (),
         inputs=state.inputs,
         non_finite=tuple(state.non_finite.values()),

@@ -46,7 +46,6 @@ class State:
     """How many of them."""
     noise: NoiseFloor | None = None
     """None at the very beginning only."""
-    no_noise: str = ""
     inputs: dict[str, float] = field(default_factory=dict)
     """Largest magnitude that each weight of the reference is multiplied with."""
     failed: dict[int, str] = field(default_factory=dict)

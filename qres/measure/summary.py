@@ -74,6 +74,7 @@ def points(rmap: ResidualMap, stats: DriftStats, reference: HealthStats) -> tupl
                 ledger_share=finite(stats.share[i] / tokens) if tokens else None,
                 generated_share=finite(stats.generated[i] / tokens) if tokens else None,
                 absmax=finite(stats.absmax[i]),
+                scaling_share=finite(stats.scaling[i] / tokens) if tokens else None,
             )
         )
         before = drift

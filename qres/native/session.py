@@ -236,7 +236,8 @@ class Session:
         if not logits:
             raise NativeError(f"{self.path.name}: llama.cpp computed no logits")
         view = np.ctypeslib.as_array(logits, shape=(len(tokens), self.n_vocab))
-        if view[-1].min() == view[-1].max():
+        # One row is quick to look at and tells nearly always; a token alone may well have nothing to predict from.
+        if view[-1].min() == view[-1].max() and view.min() == view.max():
             raise UnsupportedError(
                 f"{self.path.name}: all logits are equal ({view[-1, 0]:g})",
                 "an embedding-only model, or damaged weights, has no next-token distribution to measure",

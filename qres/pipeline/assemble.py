@@ -63,29 +63,32 @@ def result(inputs: Inputs, measured: Measured, run: Settings) -> Result:
     skipped = [*inputs.skipped, *(Skipped(name, reason) for name, reason in measured.failed.items())]
     if measured.unmapped:
         skipped.append(Skipped("residual stream, drift, units", measured.unmapped))
-    if measured.no_noise_floor:
-        skipped.append(Skipped("noise floor", measured.no_noise_floor))
     skipped += [
         Skipped(f"stream, drift, units of {found.name}", found.unmatched)
         for found in measured.levels
         if found.unmatched
     ]
+    floor = measured.noise_floor
+    if floor.reason:
+        skipped.append(Skipped("noise floor", floor.reason))
+    if floor.drift_reason not in ("", floor.reason) and measured.stream:
+        skipped.append(Skipped("noise floor of the drift", floor.drift_reason))
     non_finite = tuple(_with_weights(inputs, found) for found in measured.non_finite)
     extremes = _extremes(inputs, measured)
     return Result(
         schema_version=SCHEMA_VERSION,
         reference=about,
         settings=run,
-        noise_floor=measured.noise_floor,
+        noise_floor=floor,
         stream=measured.stream,
         levels=records,
         comparisons=measured.comparisons,
         deployment=rows,
         device_advice=() if absurd else devices.device_advice(records, rows),
         assumptions=devices.ASSUMPTIONS,
-        verdict=verdict.verdict(about, records, measured.noise_floor, absurd),
+        verdict=verdict.verdict(about, records, floor, absurd),
         skipped=tuple(skipped),
-        warnings=(*inputs.remarks, *warnings(run, records, non_finite, extremes, measured.noise_floor.kld_mean)),
+        warnings=(*inputs.remarks, *warnings(run, records, non_finite, extremes, floor.kld_mean)),
         non_finite=non_finite,
         extremes=extremes,
         shared=inputs.shared,

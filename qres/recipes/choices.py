@@ -102,8 +102,8 @@ class Choices:
         if raw is None or not self._calibration:
             return None
         factor = self.factor(raw)
-        level = min(self.levels, key=lambda level: abs(math.log((level.output.kld_mean or 1) / max(raw, 1e-12))))
-        out = level.output
+        known = [level.output for level in self.levels if level.output.kld_mean]
+        out = min(known, key=lambda out: abs(math.log((out.kld_mean or 1) / max(raw, 1e-12))))
         relative = _ONE_CHUNK if out.kld_se is None else out.kld_se / (out.kld_mean or 1.0)
         spread = MODEL_ERROR**2 + relative**2 + relative**2 * out.chunks / INTERVAL_CHUNKS
         reach = math.exp(_Z * math.sqrt(spread))
@@ -209,8 +209,9 @@ def _require(result: Result) -> None:
 
 
 def _calibrates(level: Level) -> bool:
-    """Its types are known tensor by tensor, and its damage comes from them."""
-    return bool(level.file.tensor_types) and all(level.file.tensor_types) and not level.differs
+    """Its types are known tensor by tensor, and its damage was measured and comes from them."""
+    types = level.file.tensor_types
+    return bool(types) and all(types) and level.output.kld_mean is not None and not level.differs
 
 
 def _rows(result: Result) -> list[TensorOptions]:

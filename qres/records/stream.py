@@ -67,15 +67,25 @@ class Extreme:
 class NoiseFloor:
     """The reference against itself in other arithmetic: without flash attention and in two halves.
 
-    On the first ranking chunk. Not measured for diffusion models.
+    On the first ranking chunk. Not measured for diffusion models. What is measured counts only where it can be noise: a
+    KLD of 0.001 nats at most, a drift of 1 at most, and neither above that of the most damaged level, exact copies
+    aside.
     """
 
     kld_mean: float | None
-    """Mean KLD over the scored positions of that chunk."""
+    """Mean KLD over the scored positions of that chunk; None for the `reason`."""
     drift_median: float | None
-    """Median drift over all stream points and the tokens without massive activations."""
+    """Median drift over all stream points and the tokens without massive activations; None for the `drift_reason`."""
     drift_points: tuple[float | None, ...] = ()
     """The same at each stream point: noise grows along the stream as drift does."""
+    reason: str = ""
+    """Why there is no `kld_mean`; empty when there is one."""
+    drift_reason: str = ""
+    """Why there is no `drift_median`; empty when there is one."""
+    measured_kld: float | None = None
+    """What was measured for `kld_mean`, whether it counts or not."""
+    measured_drift: float | None = None
+    """What was measured for `drift_median`, whether it counts or not."""
 
 
 @dataclass(frozen=True)
@@ -127,8 +137,9 @@ class Point:
     weights: tuple[str, ...]
     """Tensors of the file behind the branch."""
     ratio_median: float | None
-    """Branch ratio of the free-running quantized model, |branch| / |stream that it reads|; above 1 the branch
-    overwrites the stream. None for the embedding."""
+    """Branch ratio of the free-running quantized model, |branch| / |stream|; above 1 the branch overwrites the stream.
+    The stream is the point that the branch reads, as it enters the next add: after every scale or norm on the way. None
+    for the embedding."""
     ratio_p95: float | None
     """95 % quantile of the branch ratio."""
     reference_ratio_median: float | None
@@ -147,10 +158,15 @@ class Point:
     """Error of the branch, computed by the quantized layer on the reference's stream, over the branch: |b^ - b| /
     |b|."""
     injected_error_median: float | None
-    """The same error over the stream that it goes into, |b^ - b| / |x|: what the layer's own weights put there."""
+    """The same error over the stream that it goes into, |b^ - b| / |x|, x being the reference's stream right after the
+    add: what the layer's own weights put there."""
     ledger_share: float | None
     """This point's part of the final drift; over all points they add up to 1."""
     generated_share: float | None
-    """The part of `ledger_share` that the layer's own weights made; the rest is inherited from drift below."""
+    """The part of `ledger_share` that the layer's own weights made. What is neither in it nor in `scaling_share` is
+    inherited: the branch's reaction to drift below."""
     absmax: float | None
     """Largest absolute value of the quantized stream over all tokens."""
+    scaling_share: float | None = None
+    """The part of `ledger_share` that a scale or norm of the stream itself made, between the point before and the add:
+    it makes the drift that is there larger or smaller. 0 where the stream goes into the add as it is."""

@@ -178,8 +178,7 @@ def _drift(result: Result) -> Section:
     mapped = any(level.points for level in result.levels)
     if not mapped:
         return Section("drift", "Drift", ())
-    floor = result.noise_floor.drift_median
-    text = levels.drift_floor(floor)
+    text = levels.drift_floor(result.noise_floor)
     charts_here = (_figure(name, result) for name in ("drift", "own_error", "ledger"))
     items = _filled(*(layers.points(result, level) for level in result.levels))
     return Section("drift", "Drift", (text, *charts_here, *items))

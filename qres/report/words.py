@@ -53,8 +53,9 @@ FIGURES = {
     ),
     "stream": Reading(
         "How much each branch writes into the stream",
-        "|branch| over |stream it reads|, median over tokens. Above 1 the branch overwrites the stream rather than "
-        "adding to it. Where the quantized line leaves the reference line, the branch changed its size.",
+        "|branch| over |stream it reads, as it goes into the add|, median over tokens. Above 1 the branch overwrites "
+        "the stream rather than adding to it. Where the quantized line leaves the reference line, the branch "
+        "changed its size.",
         "Size is not fragility: the rank correlation says how far this ratio orders the measured damage in this model. "
         "Nor is it influence, which is what happens when a branch is removed; that is not measured here.",
         NO_STREAM,
@@ -78,7 +79,8 @@ FIGURES = {
     "ledger": Reading(
         "Where the final drift comes from",
         "Each layer's part of the final drift; over all layers the parts add up to 100 %. The strong part was made by "
-        "the layer's own weights, the pale part it passed on from drift below.",
+        "the layer's own weights, the pale part it passed on from drift below. Where a model scales or norms the "
+        "stream itself, what that does to the drift is a part of its own, between the two in strength.",
         "A negative part pulls the stream back towards the reference. The parts divide the final distance, not the "
         "KLD.",
         NO_STREAM,
@@ -121,7 +123,7 @@ DEFINITIONS = (
     ("bits per weight", "8 × bytes of tensor data / weights, counted in the file, not taken from the level's name."),
     ("stream point", "The residual stream after the embedding, and after each branch has been added to it."),
     ("branch", "What one residual add adds: attention, ffn, or another kind, after its own norm and scale."),
-    ("branch ratio", "|branch| / |stream that the layer reads|, per token, then the median."),
+    ("branch ratio", "|branch| / |stream that it reads, as it goes into the add|, per token, then the median."),
     ("drift", "|x quantized − x| / |x| at a stream point, free run. SQNR is −20 log10 of it."),
     ("growth", "Drift of a point over drift of the point before."),
     ("local error", "|b̂ − b| / |b|, with b̂ computed by the quantized layer on the reference's stream (forced run)."),

@@ -41,6 +41,13 @@ class Snapshot:
     arrays: Mapping[int, Floats]
     """All of the above by graph ordinal, for `capture` to read the next chunk into."""
 
+    def entering(self, index: int) -> Floats:
+        """The stream as the add of branch `index` (1..M) takes it, [n_tokens, n_embd].
+
+        That is stream[index - 1] after every scale or norm on the way.
+        """
+        return self.stream_in.get(index, self.stream[index - 1])
+
 
 @dataclass(frozen=True)
 class Forced:
@@ -118,7 +125,7 @@ def capture(
     for branch in rmap.branches:
         if branch.stream_in is not None:
             stream_in[branch.index] = values[branch.stream_in]
-        before = stream_in.get(branch.index, stream[-1])
+        before = stream_in.get(branch.index, stream[-1])  # `Snapshot.entering`, of a snapshot in the making
         # Branches that one add adds together get a stream point each: the sum so far, which llama.cpp never forms.
         stream.append(values[branch.add] if branch.closes else before + values[branch.node])
     return Snapshot(tuple(stream), tuple(values[b.node] for b in rmap.branches), stream_in, values), logits
@@ -136,7 +143,7 @@ def identity_error(rmap: ResidualMap, snapshot: Snapshot) -> float:
     starts = True
     for branch in rmap.branches:
         if starts:
-            total = snapshot.stream_in.get(branch.index, snapshot.stream[branch.index - 1])
+            total = snapshot.entering(branch.index)
             magnitude = np.abs(total)
         added = snapshot.branches[branch.index - 1]
         total = total + added

@@ -7,7 +7,7 @@ and would be all one sees.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
@@ -60,6 +60,9 @@ class ReferenceNorms:
     """Norm of the stream after the embedding and after each branch, per token: M + 1 arrays [n_tokens]."""
     branches: tuple[Doubles, ...]
     """Norm of what each branch adds, per token: M arrays [n_tokens]."""
+    entering: tuple[Doubles, ...]
+    """Norm of each stream point but the last as the next add takes it, after every scale or norm on the way: M arrays
+    [n_tokens]."""
     plain: Mask
     """Tokens without massive activations [n_tokens]."""
 
@@ -68,10 +71,19 @@ def reference_norms(snapshot: Snapshot, threads: int) -> ReferenceNorms:
     """Norms of a snapshot, and which of its tokens are not massive."""
     stream = _over_points(lambda i: norms(snapshot.stream[i]), len(snapshot.stream), threads)
     branches = _over_points(lambda i: norms(snapshot.branches[i]), len(snapshot.branches), threads)
+    entering = _entering(snapshot, stream)
     massive = np.zeros(len(stream[0]), dtype=np.bool_)
     for norm in stream:
         massive |= norm > MASSIVE * np.median(norm)
-    return ReferenceNorms(tuple(stream), tuple(branches), ~massive)
+    return ReferenceNorms(tuple(stream), tuple(branches), entering, ~massive)
+
+
+def _entering(snapshot: Snapshot, stream: Sequence[Doubles]) -> tuple[Doubles, ...]:
+    """Norms of `Snapshot.entering`; `stream` has those of the stream points."""
+    return tuple(
+        norms(snapshot.stream_in[i + 1]) if i + 1 in snapshot.stream_in else stream[i]
+        for i in range(len(snapshot.branches))
+    )
 
 
 class HealthStats:
@@ -108,7 +120,7 @@ class HealthStats:
         self.norm.update(np.stack(known.stream)[:, keep])
         self.kurtosis.update(np.stack([r[2] for r in rows])[:, keep])
         self.participation.update(np.stack([r[3] for r in rows])[:, keep])
-        ratios = [_ratio(known.branches[j], known.stream[reads[j]]) for j in range(len(reads))]
+        ratios = [_ratio(known.branches[j], known.entering[reads[j]]) for j in range(len(reads))]
         self.ratio.update(np.stack([np.full_like(known.stream[0], np.nan), *ratios])[:, keep])
         self.sums += np.array([[r[0][keep].sum(), r[1][keep].sum()] for r in rows])
         self.absmax = np.maximum(self.absmax, [r[4] for r in rows])
@@ -128,7 +140,14 @@ class DriftStats:
         self.absmax = np.zeros(points)
         self.share = np.zeros(points)
         self.generated = np.zeros(points)
+        self.scaling = np.zeros(points)
         self.ledger_tokens = 0
+
+    @property
+    def largest_median(self) -> float | None:
+        """Of the drift at all stream points; None where nothing was seen."""
+        found = (self.drift.quantile(0.5, point) for point in range(len(self.share)))
+        return max((x for x in found if x is not None), default=None)
 
     def update(
         self,
@@ -180,8 +199,8 @@ class DriftStats:
 
         rows = _over_points(point, points, threads)
         keep = known.plain
-        norm = [r[4] for r in rows]
-        ratio = [rows[0][5], *(_ratio(rows[j + 1][5], norm[reads[j]]) for j in range(len(reads)))]
+        entering = _entering(level, [r[4] for r in rows])
+        ratio = [rows[0][5], *(_ratio(rows[j + 1][5], entering[reads[j]]) for j in range(len(reads)))]
         self.ratio.update(np.stack(ratio)[:, keep])
         for quantiles, column in ((self.drift, 0), (self.one_minus_cosine, 1), (self.local, 2), (self.injected, 3)):
             quantiles.update(np.stack([r[column] for r in rows])[:, keep])
@@ -189,5 +208,9 @@ class DriftStats:
         along = np.stack([r[6] for r in rows])[:, moved] / weight[moved]
         self.share += np.diff(along, axis=0, prepend=0.0).sum(axis=1)
         self.generated += (np.stack([r[7] for r in rows])[:, moved] / weight[moved]).sum(axis=1)
+        for i, scaled in reference.stream_in.items():
+            # What the scale or norm between point i - 1 and the next add does to the drift, along d_M.
+            after = _dot((level.stream_in[i] - scaled).astype(np.float64), final)[moved] / weight[moved]
+            self.scaling[i] += (after - along[i - 1]).sum()
         self.ledger_tokens += int(moved.sum())
         self.absmax = np.maximum(self.absmax, [r[8][0] for r in rows])

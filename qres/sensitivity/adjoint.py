@@ -7,6 +7,7 @@ before the next one begins: its matrices are then quantized once for all of them
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,9 @@ from qres.sensitivity.replay.products import Site
 from qres.sensitivity.replay.weights import Weights
 from qres.sensitivity.scored import draws, kld, nmse
 from qres.text.chunks import Chunk
+
+IMPOSSIBLE_KLD = 1e4
+"""Nats per token that no tensor costs: logits would have to change by as much. Gradients that say so mean nothing."""
 
 
 @dataclass(frozen=True)
@@ -141,13 +145,11 @@ class _Adjoint:
             errors.append(nmse(logits, own))
             self.found.replay_kld, self.found.replay_nmse = float(np.mean(klds)), float(np.mean(errors))
             if np.isnan(self.found.replay_kld):
-                self.found.reason = "the reference's own output is not finite everywhere"
+                whose = "the reference's own output" if not logits.isfinite().all() else "what the replay computes"
+                self.found.reason = f"{whose} is not finite everywhere"
                 return
-            if self.found.replay_kld > self.request.limit:
-                self.found.reason = (
-                    f"its logits are not llama.cpp's: KLD {self.found.replay_kld:.2g}, at most "
-                    f"{self.request.limit:.2g} would be arithmetic"
-                )
+            self.found.hold_to(self.request.limit)
+            if not self.found.used:
                 return
             self.runs.append(run)
             self.lse.append(own.logsumexp(dim=1).to(self.weights.device))
@@ -223,10 +225,27 @@ class _Adjoint:
                 self.dtype,
                 self.request.threads,
             )
+            self._require_possible(site.tensor, sums, uses)
             self._add((site.tensor, self._unit(site)), sums)
             if site.tensor != tensor:
                 tensor = site.tensor
                 self._step(f"quantizing {tensor}")
+
+    def _require_possible(self, tensor: str, sums: Sums, uses: Sequence[Use]) -> None:
+        """No prediction at all is better than one without some tensors: whatever adds up would take them for harmless.
+
+        Raises:
+            UnsupportedError: numbers that are no KLD, as gradients that overflow make them.
+        """
+        largest = max((draw for chunks in sums.values() for draws in chunks for draw in draws), default=0.0)
+        if not all(math.isfinite(draw) for chunks in sums.values() for draws in chunks for draw in draws):
+            silent = any(use.x.dim() == 2 and bool((use.x == 0).all(dim=1).any()) for use in uses)
+            why = " (a token's values are all 0 there: gradients of norms overflow at 0)" if silent else ""
+            raise UnsupportedError(f"the backward pass has no finite result for {tensor}{why}")
+        if largest / 2 / min(self.found.counts) > IMPOSSIBLE_KLD:
+            raise UnsupportedError(
+                f"the backward pass predicts more than {IMPOSSIBLE_KLD:,.0f} nats for {tensor}, which no KLD reaches"
+            )
 
     def _add(self, key: tuple[str, int | None], sums: Sums) -> None:
         before = self.rows.get(key)

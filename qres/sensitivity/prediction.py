@@ -43,6 +43,15 @@ class PredictionSums:
         """Whether there are predictions: there is no `reason` against them."""
         return not self.reason
 
+    def hold_to(self, limit: float) -> None:
+        """Set the limit of `replay_kld`; a replay that is beyond it predicts nothing."""
+        self.limit = limit
+        if self.replay_kld is not None and self.replay_kld > limit:
+            self.tensors = []
+            self.reason = (
+                f"its logits are not llama.cpp's: KLD {self.replay_kld:.2g}, at most {limit:.2g} would be arithmetic"
+            )
+
     def kld(self, sums: Sequence[Sequence[float]]) -> tuple[float, float | None]:
         """Predicted KLD in nats per scored token, and its standard error.
 

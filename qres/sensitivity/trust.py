@@ -21,9 +21,8 @@ def calibration(prediction: PredictionSums, types: Mapping[str, str], measured_k
     if not units or not measured_kld:
         return None
     predicted, se = prediction.kld(added(units.values()))
-    if predicted <= 0:
-        return None
-    return Calibration(measured_kld / predicted, predicted, se, measured_kld)
+    factor = measured_kld / predicted if predicted > 0 else math.inf
+    return Calibration(factor, predicted, se, measured_kld) if math.isfinite(factor) else None
 
 
 def with_predictions(

@@ -81,8 +81,7 @@ def new_state(levels: int = 2) -> State:
         health=HealthStats(POINTS),
         chosen={0: (2, 0, 1), 1: ()},
         n_units=3,
-        noise=NoiseFloor(1.1e-9, None, (0.0, None, 2.5e-5)),
-        no_noise="none",
+        noise=NoiseFloor(1.1e-9, None, (0.0, None, 2.5e-5), drift_reason="none", measured_drift=1.5),
         inputs={"blk.0.ffn_down.weight": 43_882.1875, "output.weight": 1 / 3},
         failed={1: "llama.cpp cannot load it: “why”"},
         non_finite={"reference": FOUND, "Q8_0": dataclasses.replace(FOUND, token=None, input_absmax=None)},
@@ -177,7 +176,7 @@ def test_state_loaded_twice_shares_nothing(tmp_path: Path) -> None:
 
 
 def test_state_of_a_scan_without_a_map_comes_back(tmp_path: Path) -> None:
-    state = State(rank=[LevelStats(OutputStats(), None)], report=[LevelStats(OutputStats(), None)], no_noise="why")
+    state = State(rank=[LevelStats(OutputStats(), None)], report=[LevelStats(OutputStats(), None)])
     found = there_and_back(tmp_path / "state.npz", state)
     assert found.health is None
     assert found.noise is None

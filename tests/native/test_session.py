@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from qres.errors import CrashError, NativeError
+from qres.errors import CrashError, NativeError, UnsupportedError
 from qres.events import Event, Listener, Logged
 from qres.gguf import model_file
 from qres.native import ggml, worker
@@ -282,3 +282,22 @@ def test_layout_is_checked(model: Path) -> None:
     down = leaves["blk.0.ffn_down.weight"]
     assert down.ne == (tiny.N_FF, tiny.N_EMBD, 1, 1)
     assert ctypes.sizeof(ggml.CTensor) >= 300
+
+
+def test_decode_refuses_equal_logits_only_where_all_rows_are(tmp_path: Path) -> None:
+    """A model of embeddings alone, one of which is zeros: nothing follows from that token, and much from the others."""
+    silent = 7
+
+    def change(name: str, values: tiny.Floats) -> tuple[tiny.Floats, None]:
+        data = values * np.float32(not name.endswith(("attn_output.weight", "ffn_down.weight")))
+        if name == "token_embd.weight":
+            data[silent] = 0
+        return data, None
+
+    path = tiny.write_llama(tmp_path / "silent.gguf", change=change)
+    with Session(path, OPTIONS) as session:
+        logits = session.decode([9, 9, silent])
+        assert np.ptp(logits[1]) > 0
+        assert np.ptp(logits[2]) == 0
+        with pytest.raises(UnsupportedError, match="all logits are equal"):
+            session.decode([silent] * 3)

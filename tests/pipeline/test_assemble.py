@@ -28,7 +28,7 @@ from qres.records.files import SharedTensors
 from qres.records.prediction import Prediction
 from qres.records.recipe import FileTensor, Rung
 from qres.records.result import Result, Settings, Skipped
-from qres.records.stream import Extreme, NonFinite
+from qres.records.stream import Extreme, NoiseFloor, NonFinite
 from qres.text import chunks
 from tests import tiny
 from tests.examples.result import example
@@ -64,7 +64,6 @@ def measured(*levels: MeasuredLevel, **changes: Any) -> Measured:  # noqa: ANN40
         n_ctx_train=512,
         massive_tokens=1,
         noise_floor=EXAMPLE.noise_floor,
-        no_noise_floor="",
         stream=(),
         inputs={},
         non_finite=(),
@@ -218,7 +217,12 @@ def test_result_lists_everything_that_was_left_out(model: Inventory) -> None:
     crashed = Skipped("Q2_K", "llama.cpp died")
     found = result(
         model,
-        measured(measured_level(), failed={"Q8_0": "all logits are equal"}, unmapped="two streams", no_noise_floor="x"),
+        measured(
+            measured_level(),
+            failed={"Q8_0": "all logits are equal"},
+            unmapped="two streams",
+            noise_floor=NoiseFloor(None, None, reason="x", drift_reason="x"),
+        ),
         skipped=(crashed,),
     )
     assert found.skipped == (

@@ -393,6 +393,26 @@ def test_ledger_parts_add_up_to_one() -> None:
     assert sum(row["value"] for row in rows) == pytest.approx(1)
 
 
+def test_ledger_shows_scaling_only_where_there_is_any() -> None:
+    level = example().levels[0]
+    share = 0.125  # of the first branch's point, taken from what it inherited
+    points = [dataclasses.replace(point, scaling_share=share if point.index == 1 else 0.0) for point in level.points]
+    with_scaling = with_levels(dataclasses.replace(level, points=tuple(points)))
+    rows = stream.ledgers(with_scaling)
+    assert sum(row["value"] for row in rows) == pytest.approx(1)
+    assert sum(row["value"] for row in rows if row["part"] == stream.SCALED) == share
+    plain = {(row["layer"], row["part"]): row["value"] for row in stream.ledgers(with_levels(level))}
+    assert stream.SCALED not in {part for _, part in plain}
+    changed = {(row["layer"], row["part"]): row["value"] for row in rows}
+    assert changed["0", stream.INHERITED] == pytest.approx(plain["0", stream.INHERITED] - share)
+    cells = column(layers.points(with_scaling, with_scaling.levels[0]), "by scaling")
+    assert cells == ["0.0 %", "12.5 %", *["0.0 %"] * (len(cells) - 2)]
+    assert "by scaling" not in [col.title for col in layers.points(example(), level).columns]
+    spec = scan.ledger(with_scaling)
+    assert spec is not None
+    assert "<svg" in scan.to_svg(spec, {})
+
+
 def test_histogram_starting_at_zero_is_drawn_from_the_next_logarithmic_step() -> None:
     result = with_output(kld_histogram=Histogram((0.0, 1e-3, 1e-2), (3, 1)))
     assert [row["kld"] for row in stream.histograms(result)] == pytest.approx([1e-4, 1e-3, 1e-2])

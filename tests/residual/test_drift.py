@@ -181,6 +181,59 @@ def test_ledger_tells_inherited_from_generated() -> None:
     assert found.generated / found.ledger_tokens == pytest.approx([0.5, 0, 0, 0, 0], abs=1e-6)
 
 
+def scaled(embedding: Floats, branches: list[Floats], scales: dict[int, float]) -> Snapshot:
+    """A stream that is scaled on its way into some adds: `scales` by the branch that is added there."""
+    stream, stream_in = [embedding], {}
+    for index, branch in enumerate(branches, 1):
+        before = stream[-1]
+        if index in scales:
+            before = stream_in[index] = before * np.float32(scales[index])
+        stream.append(before + branch)
+    return Snapshot(tuple(stream), tuple(branches), stream_in, {})
+
+
+SCALES = {2: 0.25, 4: 3.0}
+
+
+def test_ledger_has_a_share_for_what_scaling_the_stream_does() -> None:
+    base, errors = reference(), arrays(1, 5, 0.05)
+    first, *rest = (x + e for x, e in zip((base.stream[0], *base.branches), errors, strict=True))
+    before, after = scaled(base.stream[0], list(base.branches), SCALES), scaled(first, rest, SCALES)
+    found = drift(before, after, errors)
+    moved = [y.astype(np.float64) - x for x, y in zip(before.stream, after.stream, strict=True)]
+    weight = (moved[-1] ** 2).sum(axis=1)
+    expected = np.zeros(5)
+    for index, scale in SCALES.items():
+        expected[index] = ((scale - 1) * (moved[index - 1] * moved[-1]).sum(axis=1) / weight).sum()
+    assert found.scaling == pytest.approx(expected, abs=1e-5)
+    assert found.scaling.tolist()[::2] != [0.0] * 3
+    assert (found.scaling[1], found.scaling[3]) == (0.0, 0.0)
+    # No branch reacts to anything here: nothing is inherited, and the two parts are all there is.
+    assert found.share == pytest.approx(found.generated + found.scaling, abs=1e-5)
+    assert found.share.sum() / found.ledger_tokens == pytest.approx(1, abs=1e-9)
+
+
+def test_ledger_has_no_scaling_share_where_nothing_is_scaled() -> None:
+    base, errors = reference(), arrays(1, 5, 0.1)
+    assert drift(base, damaged(base, errors), errors).scaling.tolist() == [0.0] * 5
+    alone = scaled(base.stream[0], list(base.branches), {2: 1.0})
+    first, *rest = (x + e for x, e in zip((base.stream[0], *base.branches), errors, strict=True))
+    assert drift(alone, scaled(first, rest, {2: 1.0}), errors).scaling.tolist() == [0.0] * 5
+
+
+@pytest.mark.parametrize("reads", [(0, 1, 2, 3), (0, 0, 2, 2), (0, 1, 1, 3)])
+def test_ratio_is_over_the_stream_as_it_enters_the_add(reads: tuple[int, ...]) -> None:
+    base, level = reference(), reference(5)
+    known, quantized = (scaled(one.stream[0], list(one.branches), SCALES) for one in (base, level))
+    found, own = drift(known, quantized, nothing(), reads), HealthStats(5)
+    own.update(known, reference_norms(known, 1), reads, 1)
+    for statistics, snap in ((found, quantized), (own, known)):
+        for index, read in enumerate(reads, 1):
+            stream = norm64(snap.stream[read]) * SCALES.get(read + 1, 1.0)
+            expected = np.median(norm64(snap.branches[index - 1]) / stream)
+            assert statistics.ratio.quantile(0.5, index) == pytest.approx(expected, rel=TOLERANCE)
+
+
 def test_ledger_of_a_correction_is_negative() -> None:
     base = reference()
     e = arrays(7, 1, 0.5)[0]

@@ -20,6 +20,7 @@ from qres.report.rows.stream import (
     INJECTED,
     LOCAL,
     MADE,
+    SCALED,
     branches,
     drawable,
     drifts,
@@ -94,14 +95,18 @@ def ledger(result: Result) -> Spec | None:
     if not drawable(rows):
         return None
     chosen = parts.level_choice(result, rows)
-    made_or_not = [MADE, INHERITED]
+    has_scaled = SCALED in parts.values(rows, "part")
+    shades = {MADE: 1.0, **({SCALED: 0.6} if has_scaled else {}), INHERITED: 0.35}
     labels = ["emb", *(str(layer) for layer in range(0, result.reference.n_layer, parts.layer_step(result)))]
     axis = alt.Axis(labelAngle=0, labelOverlap="greedy", values=labels)
     bars = parts.chart(rows, chosen).encode(
         x=alt.X("layer:N", sort=None, title="layer", axis=axis),
         y=alt.Y("value:Q", title="share of the final drift", axis=alt.Axis(format="~%", tickCount=6)),
         opacity=alt.Opacity(
-            "part:O", sort=None, scale=alt.Scale(domain=made_or_not, range=[1, 0.35]), legend=parts.legend()
+            "part:O",
+            sort=None,
+            scale=alt.Scale(domain=list(shades), range=list(shades.values())),
+            legend=parts.legend(),
         ),
         tooltip=[tip("layer"), tip("part"), tip("value", "share", ".1%")],
     )

@@ -23,6 +23,7 @@ EMBEDDING_PLACE = -1.0
 INJECTED = "injected into the stream"
 LOCAL = "relative to the branch"
 MADE = "made by the layer"
+SCALED = "made by scaling the stream"
 INHERITED = "inherited"
 
 
@@ -100,20 +101,31 @@ def own_errors(result: Result) -> list[Row]:
 
 
 def ledgers(result: Result) -> list[Row]:
-    """Drift ledger summed by layer: what the layer's own weights made, and what it inherited."""
+    """Drift ledger summed by layer: what its own weights made, what it inherited, and what scaling the stream did.
+
+    The last only where the model scales or norms the stream itself.
+    """
     rows: list[Row] = []
     for level in result.levels:
-        made: dict[str, float] = defaultdict(float)
-        inherited: dict[str, float] = defaultdict(float)
+        shares: dict[str, dict[str, float]] = {part: defaultdict(float) for part in (MADE, SCALED, INHERITED)}
         for point in level.points:
             if point.ledger_share is not None and point.generated_share is not None:
-                name = "emb" if point.branch == "embedding" else str(point.layer)
-                made[name] += point.generated_share
-                inherited[name] += point.ledger_share - point.generated_share
-        for name in made:
-            for part, shares in ((MADE, made), (INHERITED, inherited)):
-                rows.append({"level": level.name, "layer": name, "part": part, "value": shares[name]})
+                name, scaled = "emb" if point.branch == "embedding" else str(point.layer), point.scaling_share or 0.0
+                shares[MADE][name] += point.generated_share
+                shares[SCALED][name] += scaled
+                shares[INHERITED][name] += point.ledger_share - point.generated_share - scaled
+        parts = (MADE, SCALED, INHERITED) if is_scaled(level) else (MADE, INHERITED)
+        rows += [
+            {"level": level.name, "layer": name, "part": part, "value": shares[part][name]}
+            for name in shares[MADE]
+            for part in parts
+        ]
     return rows
+
+
+def is_scaled(level: Level) -> bool:
+    """Whether scales or norms of the stream itself have a part in the level's drift."""
+    return any(point.scaling_share for point in level.points)
 
 
 def sensitivities(result: Result) -> list[Row]:

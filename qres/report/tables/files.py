@@ -166,12 +166,17 @@ def settings(result: Result) -> Table:
         ("scored positions", count(run.scored_tokens)),
         ("unused tokens", count(run.unused_tokens)),
         ("massive-activation tokens", f"{count(run.massive_tokens)}, kept out of the medians"),
-        ("noise floor", f"KLD {significant(floor.kld_mean)}, drift {significant(floor.drift_median)}"),
+        ("noise floor", f"KLD {_floor(floor.kld_mean, floor.reason)}"),
+        ("noise floor of the drift", _floor(floor.drift_median, floor.drift_reason)),
         ("units", "every unit" if run.units == "all" else f"{run.units}: as many as the default budget allows"),
         ("threads, GPU layers", f"{run.threads}, {run.n_gpu_layers}"),
         ("time", f"{count(round(run.elapsed_s))} s"),
     )
     return _pairs("settings", "Settings", pairs)
+
+
+def _floor(value: float | None, reason: str) -> str:
+    return f"none, because {reason}" if value is None and reason else significant(value)
 
 
 def _pairs(name: str, title: str, pairs: tuple[tuple[str, str], ...]) -> Table:

@@ -8,6 +8,7 @@ from qres.records.result import Level, Result
 from qres.records.stream import Point
 from qres.records.units import KeepCheck, RankCorrelation
 from qres.report.formatting import NA, against_floor, fixed, mib, percent, significant
+from qres.report.rows.stream import is_scaled
 from qres.report.tables import prediction
 from qres.report.tables.table import Cell, Column, Table, number, table, text
 
@@ -23,7 +24,7 @@ MEASURES = (
 
 def points(result: Result, level: Level) -> Table:
     """Every stream point of one level."""
-    floors = result.noise_floor.drift_points
+    floors, scaled = result.noise_floor.drift_points, is_scaled(level)
     columns = (
         Column("point", "text"),
         Column("ratio, reference"),
@@ -38,13 +39,16 @@ def points(result: Result, level: Level) -> Table:
         Column("injected error"),
         Column("drift share"),
         Column("made here"),
+        *((Column("by scaling"),) if scaled else ()),
         Column("largest value"),
     )
-    rows = (_point_row(point, floors[point.index] if floors else None) for point in level.points)
+    rows = (_point_row(point, floors[point.index] if floors else None, scaled=scaled) for point in level.points)
     note = (
         "Medians over tokens. Drift is from the free run, local and injected error from the forced run. Drift shares "
         "add up to 100 %; a negative share pulls back towards the reference."
     )
+    if scaled:
+        note += " By scaling: what a scale or norm of the stream itself, on its way into the add, did to the drift."
     title = f"{level.name}: every stream point"
     return table(f"points-{level.name}", title, columns, rows, note=note, folded=True)
 
@@ -250,7 +254,7 @@ def additivity(result: Result) -> Table:
     return table("additivity", "Do single damages add up?", columns, rows, note=note)
 
 
-def _point_row(point: Point, floor: float | None) -> tuple[Cell, ...]:
+def _point_row(point: Point, floor: float | None, *, scaled: bool) -> tuple[Cell, ...]:
     sqnr = "∞" if point.drift_median == 0 else fixed(point.sqnr_db, 1)
     return (
         text(point.label),
@@ -267,6 +271,7 @@ def _point_row(point: Point, floor: float | None) -> tuple[Cell, ...]:
         number(point.injected_error_median, significant(point.injected_error_median)),
         number(point.ledger_share, percent(point.ledger_share)),
         number(point.generated_share, percent(point.generated_share)),
+        *((number(point.scaling_share, percent(point.scaling_share)),) if scaled else ()),
         number(point.absmax, significant(point.absmax)),
     )
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from qres.records.output import Group
 from qres.records.result import Comparison, Level, Result
+from qres.records.stream import NoiseFloor
 from qres.report.formatting import (
     NA,
     against_floor,
@@ -103,7 +104,7 @@ def levels(result: Result) -> Table:
             )
         )
     marked = [index for index, level in enumerate(result.levels) if level.name == result.verdict.level]
-    note = " ".join(part for part in (_marked(marked), _floor_sentence(floor), _nonfinite(result)) if part)
+    note = " ".join(part for part in (_marked(marked), _floor_sentence(result.noise_floor), _nonfinite(result)) if part)
     return table("levels", "What each level costs and changes", columns, rows, note=note, marked=marked)
 
 
@@ -262,9 +263,10 @@ def _marked(marked: list[int]) -> str:
     return "Marked: the recommended level." if marked else ""
 
 
-def _floor_sentence(floor: float | None) -> str:
+def _floor_sentence(noise: NoiseFloor) -> str:
+    floor = noise.kld_mean
     if floor is None:
-        return "No noise floor was measured."
+        return f"There is no noise floor: {noise.reason}." if noise.reason else "No noise floor was measured."
     if floor == 0:
         return "The reference repeats itself exactly: the noise floor is 0."
     return (
@@ -294,10 +296,14 @@ def _told_apart(pair: Comparison) -> str:
     return "no, within 2 standard errors"
 
 
-def drift_floor(floor: float | None) -> str:
+def drift_floor(noise: NoiseFloor) -> str:
     """What the drift of the reference against itself says about the drifts below it."""
+    floor = noise.drift_median
     if floor is None:
-        return "Drift is a screen, KLD decides. No noise floor of drift was measured."
+        why = f"There is no noise floor of drift: {noise.drift_reason}."
+        return (
+            f"Drift is a screen, KLD decides. {why if noise.drift_reason else 'No noise floor of drift was measured.'}"
+        )
     return (
         f"Drift is a screen, KLD decides. The reference drifts {significant(floor)} from itself: the noise floor here."
     )
