@@ -297,7 +297,7 @@ def test_the_first_pin_that_matches_counts(choices: Choices) -> None:
     }
     assert found.notes == (
         r"blk\.10\. is pinned to Q5_K: 1 tensor.",
-        r"blk\.1 is pinned to Q6_K: 2 tensors.",
+        r"blk\.1 is pinned to Q6_K, whose blocks do not fit all rows: written is Q6_K in 1 tensor, Q8_0 in 1 tensor.",
         "weight is pinned to Q8_0: 3 tensors.",
     )
 
