@@ -267,14 +267,14 @@ class Lockstep:
         forced: dict[int, Forced] = {}
         for i in self.alive:
             with self._level(i):
-                free, scores = self._free_run(i, chunk, scored, where)
+                free, scores, early = self._free_run(i, chunk, scored, where)
                 if snapshot is None or known is None or free is None:
-                    stats[i].output.update(scores)
+                    stats[i].output.update(scores, early)
                     continue
                 result = force(self.levels[i], self._maps[i], chunk, snapshot)
                 head = score(scored, result.logits).kld
                 # From here on nothing can fail: a level that did has statistics of whole chunks only.
-                stats[i].output.update(scores)
+                stats[i].output.update(scores, early)
                 stats[i].units.setdefault(self.points, ChunkMean()).update(head)
                 drift = stats[i].drift
                 assert drift is not None
@@ -303,15 +303,18 @@ class Lockstep:
             else "its weights are damaged: qres inspect --values names the tensors",
         )
 
-    def _free_run(self, i: int, chunk: Chunk, scored: Scored, where: str) -> tuple[Snapshot | None, TokenScores]:
+    def _free_run(
+        self, i: int, chunk: Chunk, scored: Scored, where: str
+    ) -> tuple[Snapshot | None, TokenScores, TokenScores | None]:
         level, rmap, name = self.levels[i], self._maps.get(i), self.names[i]
         snapshot, logits = self._capture_or_decode(level, rmap, chunk, reuse=self._level_memory)
         self._level_memory = snapshot
         scores = score(scored, logits)
+        early = score(scored.early, logits) if scored.early else None
         self._progress.step(name)
         if scores.nonfinite and np.isfinite(scored.nll).all() and name not in self.state.non_finite:
             self._survey_level(i, chunk, where)
-        return snapshot, scores
+        return snapshot, scores, early
 
     def patch(self, run: ChunkRun, level: int, units: Sequence[int], stats: LevelStats) -> None:
         """Add each unit's error alone to the reference, then all of them, and measure the KLD."""

@@ -93,3 +93,6 @@ class Output:
     everything above."""
     reference_nonfinite_tokens: int = 0
     """Those of `nonfinite_tokens` where the reference's do not: not the level's fault."""
+    first_half: Group | None = None
+    """Every fourth position of the first half of each chunk, which no other figure comes from: what a short prompt
+    sees. None when it was not looked at."""

@@ -122,6 +122,30 @@ def test_log_sum_exp_does_not_overflow() -> None:
     assert output._log_sum_exp(rows) == pytest.approx([1e4 + math.log(2), -1e4 + math.log(2)])
 
 
+@pytest.mark.parametrize(("n", "positions"), [(64, [1, 5, 9, 13, 17, 21, 25, 29]), (34, [1, 5, 9, 13]), (4, [1])])
+def test_first_half_is_that_of_scipy(n: int, positions: list[int]) -> None:
+    a, b = logits(n, 300), logits(n, 300, seed=7)
+    reference = output.score_reference(a, tokens(n, 300))
+    assert reference.early is not None
+    early = output.score(reference.early, b)
+    p, q = (np.exp(log_softmax(x[positions])) for x in (a, b))
+    assert early.kld == pytest.approx(stats.entropy(p, q, axis=1), rel=3e-6)
+    assert early.same_top.tolist() == (a[positions].argmax(axis=1) == b[positions].argmax(axis=1)).tolist()
+    running, alone, halves = OutputStats(), OutputStats(), [OutputStats(), OutputStats()]
+    for one in (running, halves[0], halves[1]):
+        one.update(output.score(reference, b), early)
+    alone.update(output.score(reference, b))
+    found = running.compute()
+    assert found.first_half is not None
+    assert found.first_half.tokens == len(positions)
+    assert found.first_half.kld_mean == pytest.approx(stats.entropy(p, q, axis=1).mean(), rel=3e-6)
+    assert dataclasses.replace(found, first_half=None) == alone.compute()  # no other figure has a part of it
+    halves[0].merge(halves[1])
+    merged = halves[0].compute().first_half
+    assert merged is not None
+    assert (merged.tokens, merged.kld_mean) == (2 * len(positions), pytest.approx(found.first_half.kld_mean))
+
+
 @pytest.mark.parametrize(("n", "first", "scored"), [(32, 16, 15), (33, 16, 16), (4, 2, 1), (512, 256, 255)])
 def test_scored_positions_are_those_of_llama_perplexity(n: int, first: int, scored: int) -> None:
     a, ids = logits(n, 600), list(range(n))  # token t at position t

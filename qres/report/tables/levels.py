@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from qres.records.output import Group
+from qres.records.output import Group, Output
 from qres.records.result import Comparison, Level, Result
 from qres.records.stream import NoiseFloor
 from qres.report.formatting import (
@@ -218,9 +218,19 @@ def output(result: Result) -> Table:
 
 def by_position(result: Result) -> Table:
     """Output measures by the position in the chunk."""
-    groups = [(level.name, level.output.by_position) for level in result.levels]
+    groups = [(level.name, _positions(level.output)) for level in result.levels]
     note = "Quarters of the scored positions of a chunk, early to late: does damage grow with context?"
+    if any(level.output.first_half for level in result.levels):
+        note += (
+            " The first half of a chunk is what a short prompt sees; every fourth position of it is looked at, and no "
+            "other figure comes from it."
+        )
     return _groups("position", "By position", groups, note)
+
+
+def _positions(output: Output) -> tuple[Group, ...]:
+    """The first half where it was looked at, then the quarters of what is scored."""
+    return output.by_position if output.first_half is None else (output.first_half, *output.by_position)
 
 
 def by_confidence(result: Result) -> Table:
