@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from pathvalidate import sanitize_filename
 
 from qres import levels
 from qres.errors import InputError
-from qres.files import write_text
+from qres.files import protect, write_text
 from qres.printable import show
 from qres.recipes import dialects
 from qres.records import as_json
@@ -23,7 +24,11 @@ _INSTEAD = "choose another folder with --out"
 
 def default_folder(result: Path, recipe: Recipe) -> Path:
     """Beside the result, by the budget and the purpose."""
-    words = recipe.budget if recipe.purpose == "any" else f"{recipe.budget} {recipe.purpose}"
+    return usual_folder(result, recipe.budget if recipe.purpose == "any" else f"{recipe.budget} {recipe.purpose}")
+
+
+def usual_folder(result: Path, words: str) -> Path:
+    """Beside the result, for a recipe that these words tell from others."""
     name = sanitize_filename(re.sub(r"[\s:]+", "-", words.strip())) or "recipe"
     return result.parent / "recipes" / name
 
@@ -46,6 +51,20 @@ def load(path: Path) -> Recipe:
                 f"{path}: {show(tensor.name)} {shape} cannot be {show(tensor.type)}", "make the recipe again"
             )
     return recipe
+
+
+def written(folder: Path) -> tuple[Path, ...]:
+    """The files that `save` writes."""
+    return tuple(folder / name for name in (RECIPE_NAME, RULES_NAME, CUSTOM_Q_NAME, COMMAND_NAME))
+
+
+def protect_inputs(folder: Path, inputs: Iterable[Path | None]) -> None:
+    """Refuse a folder where `save` would write over what a recipe is made from.
+
+    Raises:
+        InputError: a file of it is an input.
+    """
+    protect(written(folder), inputs, _INSTEAD)
 
 
 def save(recipe: Recipe, folder: Path, model: str) -> tuple[Path, ...]:
