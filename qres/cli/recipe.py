@@ -117,8 +117,7 @@ def recipe(
     with RichListener() as listener:
         answer = ask(loaded, options, listener)
     place = place or files.default_folder(result, answer.recipe)
-    files.protect_inputs(place, inputs)
-    paths = files.save(answer.recipe, place, loaded.reference.path)
+    paths = files.save(answer.recipe, place, loaded.reference.path, inputs)
     commands = files.commands(answer.recipe, place, loaded.reference.path)
     recipe_view.show_recipe(answer.recipe, answer.deviations, paths, commands)
 

@@ -67,7 +67,7 @@ def protect_inputs(folder: Path, inputs: Iterable[Path | None]) -> None:
     protect(written(folder), inputs, _INSTEAD)
 
 
-def save(recipe: Recipe, folder: Path, model: str) -> tuple[Path, ...]:
+def save(recipe: Recipe, folder: Path, model: str, inputs: Iterable[Path | None] = ()) -> tuple[Path, ...]:
     """Write recipe.json, tensor-types.txt, custom-q.txt and commands.txt.
 
     What was measured of the same types in the same place is kept.
@@ -76,13 +76,15 @@ def save(recipe: Recipe, folder: Path, model: str) -> tuple[Path, ...]:
         recipe: What to write.
         folder: Where to; made if it is not there.
         model: Path of the reference, for the commands.
+        inputs: What must not be written over.
 
     Returns:
         The files.
 
     Raises:
-        InputError: a file cannot be written, or there is something else by its name.
+        InputError: a file cannot be written, is an input, or there is something else by its name.
     """
+    protect_inputs(folder, inputs)
     types = list(recipe.quantized.items())
     texts = {
         RECIPE_NAME: as_json.to_json(_with_known(recipe, folder / RECIPE_NAME)),
