@@ -301,7 +301,12 @@ BUILDS = [
         with_output("-o", "m.gguf", "--force", name="m.gguf"),
         "is an input and would be overwritten",
     ),
-    case("build-onto-recipe", "onto the recipe", with_output("-o", "recipe.json", "--force"), "is an input and would be overwritten"),
+    case(
+        "build-onto-recipe",
+        "onto the recipe",
+        with_output("-o", "recipe.json", "--force"),
+        "is an input and would be overwritten",
+    ),
     case("build-onto-folder", "onto a folder", with_output("-o", ".", "--force"), "is not a file"),
     case("build-no-output", "no output", built("--force"), "Missing option", code=2),
     case(
