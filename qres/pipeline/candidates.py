@@ -10,6 +10,7 @@ from qres import levels
 from qres.errors import CrashError, InputError, NativeError, UsageError
 from qres.events import Listener, OnProgress
 from qres.gguf import claims, difference
+from qres.gguf.format.shards import prefix_of
 from qres.gguf.inventory import Inventory
 from qres.levels import LevelSpec
 from qres.pipeline import places
@@ -52,7 +53,7 @@ def _kind(inventory: Inventory) -> str:
         return mix
     if claims.level_disagreement(inventory):
         return claims.main_type(inventory)
-    return inventory.file_type or places.file_name(inventory.path).removesuffix(".gguf") or claims.main_type(inventory)
+    return inventory.file_type or prefix_of(Path(places.file_name(inventory.path))) or claims.main_type(inventory)
 
 
 def _by_size(candidates: Iterable[Candidate]) -> list[Candidate]:

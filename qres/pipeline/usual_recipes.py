@@ -10,6 +10,7 @@ from pathlib import Path
 from qres.errors import QresError, UnsupportedError, UsageError
 from qres.events import Listener
 from qres.gguf import model_file
+from qres.gguf.format.shards import prefix_of
 from qres.gguf.inventory import Inventory
 from qres.quantize.original import Original
 from qres.recipes import budget, build, files, recovery, verify
@@ -133,7 +134,7 @@ def written(folder: Path, reference: Path, levels: Sequence[str]) -> list[Path]:
 
 
 def _target(folder: Path, reference: Path) -> Path:
-    return folder / f"{reference.stem}-{folder.name}.gguf"
+    return folder / f"{prefix_of(reference)}-{folder.name}.gguf"
 
 
 def _folder(recipe: Recipe, building: Building) -> Path:

@@ -13,6 +13,7 @@ from pathvalidate import sanitize_filename
 from qres import levels
 from qres.errors import InputError
 from qres.files import protect, write_text
+from qres.gguf.format.shards import prefix_of
 from qres.printable import show
 from qres.recipes import dialects
 from qres.records import as_json
@@ -110,7 +111,7 @@ def commands(recipe: Recipe, folder: Path, model: str) -> list[str]:
     """How to make the file: with qres, with llama-quantize and with ik_llama.cpp."""
     types = list(recipe.quantized.items())
     matrix = ["--imatrix", recipe.imatrix] if recipe.imatrix else []
-    out = f"{Path(model).stem}-{folder.name}.gguf"
+    out = f"{prefix_of(Path(model))}-{folder.name}.gguf"
     ends = [model, out, recipe.base]
     rules, custom = str(folder / RULES_NAME), folder / CUSTOM_Q_NAME
     ik = shlex.join(["llama-quantize", *matrix, *dialects.flags(types), "--custom-q"])
