@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
 import pytest
 
 from qres import levels, mixes
-from qres.errors import UsageError
-from qres.gguf import inspection, model_file
-from qres.pipeline import candidates
+from qres.errors import InputError, UsageError
+from qres.gguf import fallbacks, inspection, model_file
+from qres.pipeline import assemble, candidates, inputs
 from qres.recipes import budget
 from tests import tiny
+from tests.gguf.building import LLAMA, inventory
+from tests.listening import Heard
 
 
 @pytest.mark.parametrize(
@@ -79,6 +82,23 @@ def test_c22_file(tmp_path: Path, claim: gguf.LlamaFileType) -> None:
     assert "qres scan MODEL FILE" in found.verdict.instead
     assert found.gap is not None
     assert (found.gap.nominal_bpw, found.gap.base) == (None, "Q8_0")
+    assert assemble.level_file(model_file.read(path), []).nominal_bpw is None
     assert [one.name for one in candidates.from_files([model_file.read(path)])] == ["UD-Q8_K_XL"]
     plain = model_file.read(path.rename(tmp_path / "T-Q4_K_M.gguf"))
     assert inspection.inspect(plain).disagreements  # a level's name still has to hold what it says
+
+
+def test_c22_no_fallbacks_are_told_of_a_mix(tmp_path: Path) -> None:
+    found = inventory(tmp_path, LLAMA | {"general.file_type": 15}, [("blk.0.ffn_down.weight", (288, 256), 6)])
+    assert [one.tensor for one in fallbacks.fallbacks(found)] == ["blk.0.ffn_down.weight"]
+    assert fallbacks.fallbacks(replace(found, path=tmp_path / "T-UD-Q4_K_XL.gguf")) == ()
+
+
+def test_c22_a_mix_as_the_reference_is_called_by_its_name(tmp_path: Path) -> None:
+    path = tiny.write_llama(
+        tmp_path / "T-UD-Q8_K_XL.gguf", n_layer=1, change=_mostly_q8, file_type=gguf.LlamaFileType.MOSTLY_Q8_0
+    )
+    (remark,) = inputs.read_inputs(path, (), Heard()).remarks
+    assert "is UD-Q8_K_XL at" in remark
+    with pytest.raises(InputError, match="is UD-Q8_K_XL already"):
+        candidates.require_16bit(model_file.read(path))

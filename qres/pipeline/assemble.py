@@ -9,7 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from qres.advice import devices, verdict
-from qres.gguf import difference, fallbacks
+from qres.gguf import claims, difference, fallbacks
 from qres.gguf.inventory import Inventory
 from qres.gguf.magnitudes import Magnitudes
 from qres.gguf.names import block_number
@@ -145,7 +145,7 @@ def level(inventory: Inventory, measured: MeasuredLevel, names: Sequence[str], *
 def level_file(inventory: Inventory, names: Sequence[str]) -> LevelFile:
     """The record of a level's file; `names` are the reference's tensors."""
     types = {tensor.name: tensor.type for tensor in inventory.tensors}
-    known = LEVELS_BY_NAME.get(inventory.file_type)
+    known = None if claims.publishers_mix(inventory) else LEVELS_BY_NAME.get(inventory.file_type)
     return LevelFile(
         path=_shown(inventory.path),
         file_type=inventory.file_type,

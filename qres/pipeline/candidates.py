@@ -85,8 +85,9 @@ def require_16bit(reference: Inventory) -> None:
         InputError: the reference is no 16-bit model.
     """
     if not reference.is_16bit:
+        kind = claims.publishers_mix(reference) or reference.file_type or "quantized"
         raise InputError(
-            f"{reference.path.name} is {reference.file_type or 'quantized'} already: no level can be made from it",
+            f"{reference.path.name} is {kind} already: no level can be made from it",
             "give the 16-bit model, or quantized files to compare with it",
         )
 
