@@ -89,7 +89,7 @@ def test_c22_file(tmp_path: Path, claim: gguf.LlamaFileType) -> None:
 
 
 def test_c22_no_fallbacks_are_told_of_a_mix(tmp_path: Path) -> None:
-    found = inventory(tmp_path, LLAMA | {"general.file_type": 15}, [("blk.0.ffn_down.weight", (288, 256), 6)])
+    found = inventory(tmp_path, LLAMA | {"general.file_type": 15}, [("blk.0.ffn_down.weight", (288, 256), 6, 0)])
     assert [one.tensor for one in fallbacks.fallbacks(found)] == ["blk.0.ffn_down.weight"]
     assert fallbacks.fallbacks(replace(found, path=tmp_path / "T-UD-Q4_K_XL.gguf")) == ()
 

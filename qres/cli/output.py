@@ -77,6 +77,8 @@ def output_folder(folder: Path, inputs: Sequence[Path]) -> Iterator[None]:
             lock = filelock.FileLock(folder / LOCK_NAME)
             lock.acquire(blocking=False)
         except filelock.Timeout as error:
+            if not (folder / LOCK_NAME).exists():  # it could not be made, which filelock takes for a lock of others
+                raise InputError(f"cannot write to {folder}", "choose another folder with --out") from error
             raise InputError(f"another scan is writing to {folder}", "wait for it, or choose another --out") from error
         except OSError as error:
             raise InputError(

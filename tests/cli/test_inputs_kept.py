@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from qres.cli.output import output_folder
 from qres.errors import InputError
 from qres.files import protect, write_text
 from qres.gguf import imatrix
@@ -205,3 +206,9 @@ def test_a_loop_of_links_is_no_place_to_write(tmp_path: Path) -> None:
 def test_a_link_that_leads_nowhere(place: Sandbox, command: str, kind: str) -> None:
     Path("link.gguf").symlink_to("gone.gguf" if kind == "broken" else "link.gguf")
     assert_refused(run([command, "link.gguf"]), 3, ["link.gguf"])
+
+
+@pytest.mark.skipif(not Path("/proc/version").exists(), reason="needs Linux's /proc")
+def test_a_folder_that_takes_no_files_is_not_said_to_be_in_use() -> None:
+    with pytest.raises(InputError, match="cannot write to /proc"), output_folder(Path("/proc"), []):
+        pytest.fail("no work is done")
