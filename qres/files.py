@@ -1,6 +1,7 @@
 """Files that appear whole or not at all, and files that must not change while they are used.
 
-Written beside their final name, then renamed; a change is told by size, time and identity, which takes no reading.
+Written beside their final name, then renamed, and never over what is read; a change is told by size, time and identity,
+which takes no reading.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from pathlib import Path
 import psutil
 
 from qres.errors import ChangedError, InputError, reason_of
+
+_SHARD = re.compile(r"(?P<prefix>.+)-\d{5}-of-(?P<count>\d{5})\.gguf", re.DOTALL | re.ASCII)
+"""The name of a shard, as llama.cpp writes it."""
 
 
 @contextmanager
@@ -44,15 +48,54 @@ def write_text(path: Path, text: str, instead: str) -> None:
     Raises:
         InputError: it cannot be written, or there is something else by its name.
     """
-    path = path.resolve()
     try:
+        path = path.resolve()
         if path.exists() and not path.is_file():
             raise InputError(f"{path} exists and is not a file", instead)
         path.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(path) as partial:
             partial.write_text(text, encoding="utf-8", newline="\n")
-    except OSError as error:
+    except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links
         raise InputError(f"cannot write {path}: {reason_of(error)}", instead) from error
+
+
+def _paths_of_model(path: Path) -> Iterator[Path]:
+    """A file and, of a shard, those beside it, by their names."""
+    yield path
+    match = _SHARD.fullmatch(path.name)
+    if match:
+        for number in range(1, int(match["count"]) + 1):
+            yield path.with_name(f"{match['prefix']}-{number:05d}-of-{match['count']}.gguf")
+
+
+def protect(outputs: Iterable[Path], inputs: Iterable[Path | None], instead: str) -> None:
+    """Refuse to write over an input, whatever name or link leads to it.
+
+    Args:
+        outputs: Every file that is going to be written.
+        inputs: What is read; None for what was not given. Of a split model any shard stands for all.
+        instead: What to do.
+
+    Raises:
+        InputError: an output is an input.
+    """
+    there = {identity: path for path in outputs if (identity := _identity(path))}
+    if not there:
+        return
+    for given in inputs:
+        for path in _paths_of_model(given) if given else ():
+            identity = _identity(path)
+            if identity in there:
+                raise InputError(f"{there[identity]} is an input and would be overwritten", instead)
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """What file a name leads to, links followed; None where there is none."""
+    try:
+        status = path.stat()
+    except (OSError, ValueError):  # not there, a loop of links, a name that no file can have
+        return None
+    return status.st_dev, status.st_ino
 
 
 def remove_leftovers(folder: Path, names: str, *, dead_only: bool = False) -> None:

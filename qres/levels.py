@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from qres import mixes
 from qres.errors import UsageError
 
 
@@ -207,12 +208,16 @@ def parse(name: str) -> LevelSpec:
     """The level of that name, in any case; `Q4_K` means `Q4_K_M`, as for llama-quantize.
 
     Raises:
-        UsageError: no such level; the message names the closest ones, the hint all of them.
+        UsageError: no such level; the message names the closest ones, the hint all of them. Of a publisher's mix they
+            say how to measure it.
     """
     wanted = name.strip().upper().replace("-", "_")
     level = LEVELS_BY_NAME.get(_ALIASES.get(wanted, wanted))
     if level is not None:
         return level
+    of_publisher = mixes.refusal(name.strip())
+    if of_publisher:
+        raise UsageError(*of_publisher)
     if re.search(r"[\s;:|+]", name.strip()):
         raise UsageError(f"unknown level {name!r}", "separate levels with commas, such as Q4_K_M,Q8_0")
     message = f"unknown level {name!r}{_did_you_mean(wanted, LEVELS_BY_NAME)}"

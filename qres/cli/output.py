@@ -14,7 +14,7 @@ import filelock
 from pathvalidate import sanitize_filename
 
 from qres.errors import InputError, reason_of
-from qres.files import remove_leftovers, write_text
+from qres.files import protect, remove_leftovers, write_text
 from qres.measure.job import STATE_NAME
 from qres.records.as_json import reference_path, to_json
 from qres.records.result import Result
@@ -22,6 +22,7 @@ from qres.records.result import Result
 NAMES = {"json": "result.json", "html": "report.html", "md": "report.md"}
 """In the order of writing: what cannot be made again without the model comes first."""
 LOCK_NAME = ".qres.lock"
+ELSEWHERE = "choose another place with --out"
 SPARE_BYTES = 32 * 2**20
 """Reports of a large model, and the state of the unfinished scan."""
 
@@ -35,18 +36,24 @@ def default_folder(models: Sequence[Path], root: Path = Path("reports")) -> Path
     """
     name = sanitize_filename(os.fsencode(_base(models[0]).name).decode(errors="ignore")) or "model"
     folders = (root / name if number == 1 else root / f"{name}-{number}" for number in count(1))
-    own = {_base(model) for model in models}
+    own = {base for model in models for base in _bases(model)}
     for folder in folders:
         known = reference_path(folder / NAMES["json"])
-        if known is None or _base(Path(known)) in own:
+        if known is None or _bases(Path(known)) & own:
             break
     return folder
 
 
+def _bases(model: Path) -> set[Path]:
+    """What tells a model from others: its place as it is given, and the place that links lead to."""
+    bases = {_base(model.absolute())}
+    with suppress(OSError, RuntimeError):  # a loop of links
+        bases |= {_base(model.parent.resolve() / model.name), _base(model.resolve())}
+    return bases
+
+
 def _base(model: Path) -> Path:
     """A model's file without its ending and, of a shard, without its number."""
-    with suppress(OSError, RuntimeError):
-        model = model.resolve()
     name = re.sub(r"(-\d{5}-of-\d{5})?\.gguf$", "", model.name, flags=re.IGNORECASE).strip(". ")
     return model.parent / (name or "model")
 
@@ -66,10 +73,12 @@ def output_folder(folder: Path, inputs: Sequence[Path]) -> Iterator[None]:
         try:
             created = [path for path in (folder, *folder.parents) if not path.exists()]  # innermost first
             folder.mkdir(parents=True, exist_ok=True)
-            protect(_written(folder), inputs)
+            protect(_written(folder), inputs, ELSEWHERE)
             lock = filelock.FileLock(folder / LOCK_NAME)
             lock.acquire(blocking=False)
         except filelock.Timeout as error:
+            if not (folder / LOCK_NAME).exists():  # it could not be made, which filelock takes for a lock of others
+                raise InputError(f"cannot write to {folder}", "choose another folder with --out") from error
             raise InputError(f"another scan is writing to {folder}", "wait for it, or choose another --out") from error
         except OSError as error:
             raise InputError(
@@ -121,17 +130,6 @@ def rescue(result: Result, folder: Path) -> Path | None:
     return path
 
 
-def protect(outputs: Sequence[Path], inputs: Sequence[Path]) -> None:
-    """Refuse to write over an input, whatever name or link leads to it.
-
-    Raises:
-        InputError: an output is an input.
-    """
-    for path in outputs:
-        if path.exists() and any(given.exists() and path.samefile(given) for given in inputs):
-            raise InputError(f"{path} is an input and would be overwritten", "choose another place with --out")
-
-
 def reports(result: Result, folder: Path, formats: Collection[str], target: Path | None = None) -> tuple[Path, ...]:
     """Render and write.
 
@@ -175,4 +173,4 @@ def reports(result: Result, folder: Path, formats: Collection[str], target: Path
 
 
 def _write(path: Path, text: str) -> None:
-    write_text(path, text, "choose another place with --out")
+    write_text(path, text, ELSEWHERE)

@@ -11,11 +11,12 @@ import typer
 
 from qres.cli.options import CacheOption, GpuOption, ThreadsOption, folder, given, path_option
 from qres.cpus import CPUS
-from qres.errors import InputError
 
 if TYPE_CHECKING:
     from qres.levels import LevelSpec
     from qres.text.source import Source
+
+_COPY = "what is found is kept in the recipe: give it as that alone"
 
 
 class Purpose(str, Enum):
@@ -110,10 +111,13 @@ def recipe(
     )
     place = folder(out)
     loaded = as_json.load(result)
+    inputs = (result, from_file, model or Path(loaded.reference.path), text, tokens, imatrix)
+    if place:
+        files.protect_inputs(place, inputs)
     with RichListener() as listener:
         answer = ask(loaded, options, listener)
     place = place or files.default_folder(result, answer.recipe)
-    paths = files.save(answer.recipe, place, loaded.reference.path)
+    paths = files.save(answer.recipe, place, loaded.reference.path, inputs)
     commands = files.commands(answer.recipe, place, loaded.reference.path)
     recipe_view.show_recipe(answer.recipe, answer.deviations, paths, commands)
 
@@ -132,11 +136,12 @@ def build(
     from qres import api
     from qres.cli import recipe_view
     from qres.cli.terminal import RichListener
+    from qres.files import protect
     from qres.recipes import files
 
+    protect([out], (model, recipe, imatrix), "choose another place with -o")
+    protect([recipe], (model, imatrix), _COPY)
     plan = files.load(recipe)
-    if out.exists() and recipe.samefile(out):
-        raise InputError(f"{out} is the recipe and would be overwritten", "choose another place with -o")
     with RichListener() as listener:
         built = api.build(model, plan, out, imatrix=imatrix, threads=threads, force=force, listener=listener)
         files.update(replace(plan, built=built), recipe)
@@ -172,9 +177,11 @@ def verify(
     from qres import api
     from qres.cli import recipe_view
     from qres.cli.terminal import RichListener
+    from qres.files import protect
     from qres.quantize.cache import default_folder
     from qres.recipes import files
 
+    protect([recipe], (model, built, text, tokens, imatrix), _COPY)
     plan = files.load(recipe)
     options = api.VerifyOptions(
         **_sources(text, tokens),

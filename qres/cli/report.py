@@ -23,6 +23,7 @@ def report(
 ) -> None:
     """Render a result again; no model is needed."""
     from qres.cli import output
+    from qres.files import protect
     from qres.records import as_json
 
     place = folder(out)
@@ -31,6 +32,8 @@ def report(
         print_out(as_json.to_json(loaded))
         return
     target = place if place and not place.is_dir() else None
-    output.protect((target or (place or result.parent) / output.NAMES[format.value],), (result,))
-    for path in output.reports(loaded, place or result.parent, {format.value}, target):
+    place = target.parent if target else place or result.parent
+    outputs = (target or place / output.NAMES[format.value], *place.glob("charts/*.svg"))
+    protect(outputs, (result,), output.ELSEWHERE)
+    for path in output.reports(loaded, place, {format.value}, target):
         print_out(f"{path}\n")

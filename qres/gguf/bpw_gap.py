@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from qres import levels
-from qres.gguf.claims import level_disagreement, main_type
+from qres.gguf.claims import level_disagreement, main_type, publishers_mix
 from qres.gguf.fallbacks import fallbacks
 from qres.gguf.format.tensor import Tensor
 from qres.gguf.inventory import Inventory
@@ -42,7 +42,8 @@ class BpwGap:
     bpw: float
     """8 * bytes of tensor data / weights."""
     nominal_bpw: float | None
-    """Bits per weight people expect of the level that the file claims; None when it claims none."""
+    """Bits per weight people expect of the level that the file claims; None when it claims none, or is a
+    publisher's mix."""
     base: str
     """The claimed level's base type; where the contents contradict the claim, the type of most weights."""
     base_bpw: float
@@ -52,7 +53,7 @@ class BpwGap:
 
 def explain(inventory: Inventory) -> BpwGap | None:
     """The decomposition; None when no tensor's size is known."""
-    level = levels.LEVELS_BY_NAME.get(inventory.file_type)
+    level = None if publishers_mix(inventory) else levels.LEVELS_BY_NAME.get(inventory.file_type)
     base = level.base if level and not level_disagreement(inventory) else main_type(inventory)
     known = [tensor for tensor in inventory.tensors if tensor.n_bytes is not None]
     weights = sum(tensor.n_weights for tensor in known)

@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
-from qres import levels
+from qres import levels, mixes
 from qres.gguf.format.metadata import Digest
 from qres.gguf.format.tensor import Tensor
 from qres.gguf.inventory import Inventory
@@ -37,11 +37,12 @@ def level_disagreement(inventory: Inventory) -> str:
     """Why the contents cannot be the level that `general.file_type` claims; empty when they can, or none is claimed.
 
     They can when most weights in the matrices of the blocks are of the level's base type, or of what llama.cpp takes
-    where the rows do not hold whole blocks of it, and the bits per weight are not far off.
+    where the rows do not hold whole blocks of it, and the bits per weight are not far off. A publisher's mix says the
+    level that it began as, and may hold anything.
     """
     level = levels.LEVELS_BY_NAME.get(inventory.file_type)
     matrices = block_matrices(inventory)
-    if level is None or not matrices:
+    if level is None or not matrices or publishers_mix(inventory):
         return ""
     if not _is_mostly(level, matrices):
         held = main_type(inventory)
@@ -55,6 +56,11 @@ def level_disagreement(inventory: Inventory) -> str:
         figures = f"{level.nominal_bpw:.2f} bits per weight), but the matrices of the blocks have {bpw:.2f}"
         return f"general.file_type says {level.name} (nominally {figures}"
     return ""
+
+
+def publishers_mix(inventory: Inventory) -> str:
+    """The publisher's mix that the file is by its name, such as `UD-Q4_K_XL`; empty when it is none."""
+    return mixes.mix_in(inventory.path.name)
 
 
 def block_matrices(inventory: Inventory) -> list[Tensor]:
@@ -86,6 +92,8 @@ def _weights(tensors: list[Tensor]) -> int:
 
 def _name_disagreement(where: str, name: str, inventory: Inventory) -> str:
     """The longest level name in `name`, when it is not what the file claims or, without a claim, mostly holds."""
+    if mixes.mix_in(name):
+        return ""
     words = [word.upper().replace("-", "_") for word in _LEVEL_WORD.findall(name)]
     if not words or not inventory.tensors:
         return ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from qres import levels
+from qres.gguf.claims import publishers_mix
 from qres.gguf.format.tensor import Tensor
 from qres.gguf.inventory import SIXTEEN_BIT, Inventory
 
@@ -24,11 +25,12 @@ def fallbacks(inventory: Inventory) -> tuple[Fallback, ...]:
     Read back from the file: a tensor of a fallback type with rows that are no multiple of 256. One that was given such
     a type on purpose (`--tensor-type`) cannot be told apart. Counts the head too, which llama.cpp makes Q8_0 for the
     same reason without logging it. Where several types share a fallback, the wanted one is the level's base.
+    None are known of a publisher's mix: what was wanted there is in no file.
     """
     from qres.records.files import Fallback
 
     level = levels.LEVELS_BY_NAME.get(inventory.file_type)
-    if level is None or level.base in SIXTEEN_BIT:
+    if level is None or level.base in SIXTEEN_BIT or publishers_mix(inventory):
         return ()
     found = []
     for tensor in inventory.tensors:

@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from qres.arrays import Floats
 from qres.errors import InputError, QresError, UsageError, reason_of
-from qres.files import whole_file
+from qres.files import protect, whole_file
 from qres.gguf.format.cursor import CorruptError, Cursor, corrupt
 from qres.gguf.format.header import ForeignFormatError, Header, read_header
 from qres.gguf.format.metadata import Digest, array_elements
@@ -302,9 +302,8 @@ def require_writable(path: Path, inputs: Sequence[Path]) -> None:
         raise UsageError(f"--make-imatrix {show(path)}: the file is a GGUF", "name it so, such as imatrix.gguf")
     other = "choose another place with --make-imatrix"
     try:
+        protect([path], inputs, other)
         if path.exists():
-            if any(given.exists() and path.samefile(given) for given in inputs):
-                raise InputError(f"{show(path)} is an input and would be overwritten", other)
             if not path.is_file():
                 raise InputError(f"{show(path)} exists and is not a file", other)
             if not _may_be_replaced(path):
@@ -371,8 +370,8 @@ def write(
             name + SUMS, squares.reshape(count.size, -1)
         )  # a count per row, or llama.cpp reads it wrongly
         writer.add_tensor(name + COUNTS, count[:, None])
-    target = path.resolve()  # a link stays a link, and what it leads to is replaced
     try:
+        target = path.resolve()  # a link stays a link, and what it leads to is replaced
         target.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(target) as partial:
             try:
@@ -381,6 +380,6 @@ def write(
                 writer.write_tensors_to_file()
             finally:
                 writer.close()
-    except OSError as error:
+    except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links
         instead = "choose another place with --make-imatrix"
         raise InputError(f"cannot write {show(path)}: {reason_of(error)}", instead) from error

@@ -190,8 +190,12 @@ def _standing(inventory: Inventory, magnitudes: tuple[Magnitudes, ...] | None) -
         reason = f"a {_KINDS[inventory.kind]} at {32 if held == 'F32' else 16} bit ({held})"
         return Standing("reference", reason, "measure its levels with qres scan")
     level = f"{inventory.file_type}, " if inventory.file_type else ""
+    mix = claims.publishers_mix(inventory)
+    if mix:
+        level = f"by its name {show(mix)}, a publisher's mix, which llama.cpp has no level for; "
     reason = f"a quantized {_KINDS[inventory.kind]} ({level}{inventory.bpw:.2f} bits per weight)"
-    return Standing("candidate", reason, "measure it against its 16-bit original with qres scan")
+    original = "measure it against its 16-bit original with qres scan"
+    return Standing("candidate", reason, f"{original} MODEL FILE" if mix else original)
 
 
 def _tokenizer(inventory: Inventory) -> Tokenizer:

@@ -9,7 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from qres.advice import devices, verdict
-from qres.gguf import difference, fallbacks
+from qres.gguf import claims, difference, fallbacks
 from qres.gguf.inventory import Inventory
 from qres.gguf.magnitudes import Magnitudes
 from qres.gguf.names import block_number
@@ -155,7 +155,8 @@ def level(reference: Inventory, inventory: Inventory, measured: MeasuredLevel, *
 
 def level_file(reference: Inventory, inventory: Inventory) -> LevelFile:
     """The record of a level's file."""
-    known, types = LEVELS_BY_NAME.get(inventory.file_type), _types(reference, inventory)
+    known = None if claims.publishers_mix(inventory) else LEVELS_BY_NAME.get(inventory.file_type)
+    types = _types(reference, inventory)
     return LevelFile(
         path=_shown(inventory.path),
         file_type=inventory.file_type,

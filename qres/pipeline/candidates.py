@@ -10,8 +10,10 @@ from qres import levels
 from qres.errors import CrashError, InputError, NativeError, UsageError
 from qres.events import Listener, OnProgress
 from qres.gguf import claims, difference
+from qres.gguf.format.shards import prefix_of
 from qres.gguf.inventory import Inventory
 from qres.levels import LevelSpec
+from qres.pipeline import places
 from qres.printable import show
 from qres.quantize.cache import level_file
 from qres.quantize.original import Original
@@ -30,26 +32,28 @@ class Candidate:
 def from_files(files: Sequence[Inventory]) -> list[Candidate]:
     """Given files as candidates, smallest first, by names of their own: everything about a level is found by its name.
 
-    The file type alone where it is enough, else with the file's name, its folder, or a running number.
+    The file type alone where it is enough, else with the file's name, its folder or repository, or a running number.
+    Names are those of the paths as given, also where they are links.
     """
     kinds = [_kind(inventory) for inventory in files]
-    for naming in (
-        lambda kind, _path, _i: kind,
-        lambda kind, path, _i: f"{kind} ({path.name})",
-        lambda kind, path, _i: f"{kind} ({path.parent.name}/{path.name})",
-        lambda kind, _path, i: f"{kind} (file {i + 1})",
-    ):
-        names = [naming(kinds[i], inventory.path.resolve(), i) for i, inventory in enumerate(files)]
+    for naming in (lambda _path: "", places.file_name, places.folder_name, places.full_name):
+        words = [naming(inventory.path) for inventory in files]
+        names = [f"{kind} ({word})" if word else kind for kind, word in zip(kinds, words, strict=True)]
         if len(set(names)) == len(names):
             break
+    else:
+        names = [f"{kind} (file {i + 1})" for i, kind in enumerate(kinds)]
     return _by_size(Candidate(show(name), inventory) for name, inventory in zip(names, files, strict=True))
 
 
 def _kind(inventory: Inventory) -> str:
-    """The level that a file claims to be, unless it holds something else."""
+    """The publisher's mix that a file is by its name, else the level that it claims to be, unless it holds others."""
+    mix = claims.publishers_mix(inventory)
+    if mix:
+        return mix
     if claims.level_disagreement(inventory):
         return claims.main_type(inventory)
-    return inventory.file_type or inventory.path.stem
+    return inventory.file_type or prefix_of(Path(places.file_name(inventory.path))) or claims.main_type(inventory)
 
 
 def _by_size(candidates: Iterable[Candidate]) -> list[Candidate]:
@@ -81,8 +85,9 @@ def require_16bit(reference: Inventory) -> None:
         InputError: the reference is no 16-bit model.
     """
     if not reference.is_16bit:
+        kind = claims.publishers_mix(reference) or reference.file_type or "quantized"
         raise InputError(
-            f"{reference.path.name} is {reference.file_type or 'quantized'} already: no level can be made from it",
+            f"{reference.path.name} is {kind} already: no level can be made from it",
             "give the 16-bit model, or quantized files to compare with it",
         )
 

@@ -6,10 +6,13 @@ from collections.abc import Sequence
 
 from qres.errors import InputError, UnsupportedError, UsageError
 from qres.events import Listener
+from qres.files import protect
 from qres.gguf.imatrix import Imatrix, read, require_writable
 from qres.gguf.imatrix_names import fitted
 from qres.gguf.inventory import Inventory
 from qres.gguf.magnitudes import Magnitudes
+from qres.measure.job import STATE_NAME
+from qres.pipeline import usual_recipes
 from qres.pipeline.options import ScanOptions
 from qres.printable import show
 from qres.text import chunks
@@ -39,12 +42,29 @@ def _has_tokenizer(reference: Inventory) -> bool:
     return str(reference.metadata.get("tokenizer.ggml.model", "none")) not in {"none", "no_vocab"}
 
 
-def given_imatrix(options: ScanOptions, models: Sequence[Inventory], listener: Listener) -> Imatrix | None:
-    """The importance matrix that was given, of this reference; and one to be made has a place."""
-    given = tuple(path for path in (options.imatrix, options.text, options.tokens) if path)
+def require_places(options: ScanOptions, models: Sequence[Inventory], levels: Sequence[str]) -> None:
+    """Nothing that a scan writes beside its reports is one of its inputs, and an importance matrix has a place.
+
+    Args:
+        options: What is asked for.
+        models: The reference, then the given files.
+        levels: Names of the levels that are measured.
+
+    Raises:
+        UsageError: a name for an importance matrix that is none.
+        InputError: a place that cannot be written, or an input that would be overwritten.
+    """
+    given = (path for path in (options.imatrix, options.text, options.tokens) if path)
+    inputs = (*(path for one in models for path in one.shards), *given)
     if options.make_imatrix:
-        inputs = (*(path for one in models for path in one.shards), *given)
         require_writable(options.make_imatrix, inputs)
+    if options.out:
+        recipes = usual_recipes.written(options.out, models[0].path, levels) if options.recipe else ()
+        protect((options.out / STATE_NAME, *recipes), inputs, "choose another place with --out")
+
+
+def given_imatrix(options: ScanOptions, models: Sequence[Inventory], listener: Listener) -> Imatrix | None:
+    """The importance matrix that was given, of this reference."""
     if options.imatrix is None:
         return None
     imatrix = fitted(read(options.imatrix), models[0])

@@ -125,7 +125,7 @@ def level_bytes(reference: Inventory, level: LevelSpec) -> int:
 
 def _free(folder: Path) -> int:
     """Of the first folder above that exists."""
-    there = next((path for path in (folder, *folder.resolve().parents) if path.exists()), Path.cwd())
+    there = next((path for path in (folder, *folder.absolute().parents) if path.exists()), Path.cwd())
     return shutil.disk_usage(there).free
 
 

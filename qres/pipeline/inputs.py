@@ -53,7 +53,7 @@ def read_inputs(model: Path, files: Sequence[Path], listener: Listener) -> Given
         listener.note(f"Taken as the reference: {first.path.name}, the 16-bit one")
     model_file.require_language_model(first, "reference")
     if not first.is_16bit:
-        kind = first.file_type or "already quantized"
+        kind = claims.publishers_mix(first) or first.file_type or "already quantized"
         remarks.append(
             f"The reference {first.path.name} is {kind} at {first.bpw:.2f} bits per weight, not 16 bit: every figure "
             "compares with an already damaged model."

@@ -21,7 +21,7 @@ from qres.native import worker
 from qres.pipeline import assemble, candidates, estimate, usual_recipes
 from qres.pipeline.assemble import Inputs
 from qres.pipeline.candidates import Candidate
-from qres.pipeline.checks import check_context, given_imatrix, refuse_broken
+from qres.pipeline.checks import check_context, given_imatrix, refuse_broken, require_places
 from qres.pipeline.inputs import Given, read_inputs, tokenizer_remarks
 from qres.pipeline.job import Stamps, worker_job
 from qres.pipeline.loadable_copies import with_copies
@@ -62,6 +62,8 @@ def scan(options: ScanOptions, listener: Listener) -> Result:
     wanted = () if given.files else candidates.levels_to_make(options.levels, with_imatrix=with_imatrix)
     if wanted:
         candidates.require_16bit(reference)
+    names = [level.name for level in wanted or candidates.from_files(given.files)]
+    require_places(options, (reference, *given.files), names)
     imatrix = given_imatrix(options, (reference, *given.files), listener)
     model = original(reference, imatrix, options.threads)
     stamps: Stamps = {path: files.stamp(path) for one in (reference, *given.files) for path in one.shards}

@@ -21,7 +21,7 @@ def model_file(name: str, inventory: Inventory, stamps: Mapping[Path, Stamp]) ->
     """What the worker needs to know about the reference."""
     return ModelFile(
         name=name,
-        path=str(inventory.path.resolve()),
+        path=str(inventory.path.absolute()),
         file_bytes=inventory.file_bytes,
         tensor_bytes={tensor.name: tensor.n_bytes or 0 for tensor in inventory.tensors},
         tensor_types={tensor.name: tensor.type for tensor in inventory.tensors},

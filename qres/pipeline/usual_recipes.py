@@ -10,6 +10,7 @@ from pathlib import Path
 from qres.errors import QresError, UnsupportedError, UsageError
 from qres.events import Listener
 from qres.gguf import model_file
+from qres.gguf.format.shards import prefix_of
 from qres.gguf.inventory import Inventory
 from qres.quantize.original import Original
 from qres.recipes import budget, build, files, recovery, verify
@@ -112,12 +113,28 @@ def built(result: Result, building: Building, listener: Listener) -> Result:
 
 
 def _built(recipe: Recipe, building: Building, listener: Listener) -> tuple[Recipe, Inventory]:
-    folder = _folder(recipe, building)
-    target = folder / f"{building.original.reference.path.stem}-{folder.name}.gguf"
+    target = _target(_folder(recipe, building), building.original.reference.path)
     one = build.build(
         building.original, recipe, target, listener, force=True
     )  # of an earlier scan into the same folder
     return replace(recipe, built=one), model_file.read(target)
+
+
+def written(folder: Path, reference: Path, levels: Sequence[str]) -> list[Path]:
+    """Every file that `built` may write into the folder of a scan, before it is known which recipes there are.
+
+    Args:
+        folder: The scan's.
+        reference: The model's file.
+        levels: Names of the levels that are measured.
+    """
+    words = (*(f"same-as:{name}" for name in levels), *MORE_BPW)
+    folders = [files.usual_folder(folder / "result.json", word) for word in words]
+    return [path for one in folders for path in (*files.written(one), _target(one, reference))]
+
+
+def _target(folder: Path, reference: Path) -> Path:
+    return folder / f"{prefix_of(reference)}-{folder.name}.gguf"
 
 
 def _folder(recipe: Recipe, building: Building) -> Path:

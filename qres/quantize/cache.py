@@ -16,6 +16,7 @@ from qres.errors import InputError, NativeError, reason_of
 from qres.events import Listener
 from qres.files import remove_leftovers
 from qres.gguf import model_file
+from qres.gguf.format.shards import prefix_of
 from qres.gguf.inventory import Inventory
 from qres.gguf.pairing import pair
 from qres.levels import LevelSpec
@@ -35,7 +36,7 @@ def level_path(folder: Path, original: Original, level: LevelSpec, quantizer: st
 
     A level made with an importance matrix is another file, named by the matrix's content.
     """
-    stem = re.sub(r"[^\w.+-]+", "_", original.reference.path.stem)[:80]
+    stem = re.sub(r"[^\w.+-]+", "_", prefix_of(original.reference.path))[:80]
     made_with = f"-imatrix-{original.imatrix.digest[:16]}" if original.imatrix else ""
     return folder / "levels" / f"{original.digest[:24]}-{quantizer}" / f"{stem}-{level.name}{made_with}.gguf"
 

@@ -37,9 +37,10 @@ def parse(text: str) -> Budget:
     Raises:
         UsageError: none of the forms, an unknown level, or a number that is no limit.
     """
-    word = re.sub(r"\s+", "", text).lower()
+    spelled = re.sub(r"\s+", "", text)
+    word = spelled.lower()
     if word.startswith("same-as:"):
-        return Budget(text.strip(), level=levels.parse(word.removeprefix("same-as:")).name)
+        return Budget(text.strip(), level=levels.parse(spelled[len("same-as:") :]).name)
     if match := re.fullmatch(rf"kld:{_NUMBER}(e[+-]?\d+)?", word):
         return Budget(text.strip(), kld=_positive(text, match[1] + (match[2] or "")))
     if match := re.fullmatch(rf"(\+?){_NUMBER}bpw", word):

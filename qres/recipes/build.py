@@ -9,7 +9,7 @@ from pathlib import Path
 from qres import levels
 from qres.errors import InputError, NativeError, UsageError, reason_of
 from qres.events import Listener
-from qres.files import remove_leftovers
+from qres.files import protect, remove_leftovers
 from qres.gguf import difference, model_file
 from qres.gguf.imatrix import Imatrix
 from qres.gguf.inventory import Inventory
@@ -20,6 +20,7 @@ from qres.quantize.original import Original
 from qres.records.recipe import Built, Recipe
 
 _AGAIN = "make the recipe again with qres recipe; nothing was left"
+_ELSEWHERE = "choose another place with -o"
 
 
 def require_model(recipe: Recipe, reference: Inventory) -> None:
@@ -83,7 +84,9 @@ def build(original: Original, recipe: Recipe, target: Path, listener: Listener, 
         InputError: a target that exists or cannot be written, or no room.
         NativeError: llama.cpp would not make, or did not make, what was planned.
     """
-    _require_writable(target, original.reference, force)
+    matrix = original.imatrix.path if original.imatrix else None
+    protect([target], (*original.reference.shards, matrix), _ELSEWHERE)
+    _require_writable(target, force)
     types = recipe.quantized
     ftype = levels.LEVELS_BY_NAME[recipe.base].ftype
     listener.stage("dry run")
@@ -112,17 +115,15 @@ def build(original: Original, recipe: Recipe, target: Path, listener: Listener, 
             instead="-o",
         )
     except OSError as error:
-        raise InputError(f"cannot write {target}: {reason_of(error)}", "choose another place with -o") from error
+        raise InputError(f"cannot write {target}: {reason_of(error)}", _ELSEWHERE) from error
     return Built(str(target), found[0].file_bytes, found[0].tensor_bytes, len(found[0].tensors))
 
 
-def _require_writable(target: Path, reference: Inventory, force: bool) -> None:
+def _require_writable(target: Path, force: bool) -> None:
     if not target.exists():
         return
-    if any(target.samefile(path) for path in reference.shards):
-        raise InputError(f"{target} is the model itself and would be overwritten", "choose another place with -o")
     if not target.is_file():
-        raise InputError(f"{target} exists and is not a file", "choose another place with -o")
+        raise InputError(f"{target} exists and is not a file", _ELSEWHERE)
     if not force:
         raise InputError(f"{target} exists", "give --force to replace it, or choose another place with -o")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,8 @@ from pathvalidate import sanitize_filename
 
 from qres import levels
 from qres.errors import InputError
-from qres.files import write_text
+from qres.files import protect, write_text
+from qres.gguf.format.shards import prefix_of
 from qres.printable import show
 from qres.recipes import dialects
 from qres.records import as_json
@@ -23,7 +25,11 @@ _INSTEAD = "choose another folder with --out"
 
 def default_folder(result: Path, recipe: Recipe) -> Path:
     """Beside the result, by the budget and the purpose."""
-    words = recipe.budget if recipe.purpose == "any" else f"{recipe.budget} {recipe.purpose}"
+    return usual_folder(result, recipe.budget if recipe.purpose == "any" else f"{recipe.budget} {recipe.purpose}")
+
+
+def usual_folder(result: Path, words: str) -> Path:
+    """Beside the result, for a recipe that these words tell from others."""
     name = sanitize_filename(re.sub(r"[\s:]+", "-", words.strip())) or "recipe"
     return result.parent / "recipes" / name
 
@@ -48,7 +54,21 @@ def load(path: Path) -> Recipe:
     return recipe
 
 
-def save(recipe: Recipe, folder: Path, model: str) -> tuple[Path, ...]:
+def written(folder: Path) -> tuple[Path, ...]:
+    """The files that `save` writes."""
+    return tuple(folder / name for name in (RECIPE_NAME, RULES_NAME, CUSTOM_Q_NAME, COMMAND_NAME))
+
+
+def protect_inputs(folder: Path, inputs: Iterable[Path | None]) -> None:
+    """Refuse a folder where `save` would write over what a recipe is made from.
+
+    Raises:
+        InputError: a file of it is an input.
+    """
+    protect(written(folder), inputs, _INSTEAD)
+
+
+def save(recipe: Recipe, folder: Path, model: str, inputs: Iterable[Path | None] = ()) -> tuple[Path, ...]:
     """Write recipe.json, tensor-types.txt, custom-q.txt and commands.txt.
 
     What was measured of the same types in the same place is kept.
@@ -57,13 +77,15 @@ def save(recipe: Recipe, folder: Path, model: str) -> tuple[Path, ...]:
         recipe: What to write.
         folder: Where to; made if it is not there.
         model: Path of the reference, for the commands.
+        inputs: What must not be written over.
 
     Returns:
         The files.
 
     Raises:
-        InputError: a file cannot be written, or there is something else by its name.
+        InputError: a file cannot be written, is an input, or there is something else by its name.
     """
+    protect_inputs(folder, inputs)
     types = list(recipe.quantized.items())
     texts = {
         RECIPE_NAME: as_json.to_json(_with_known(recipe, folder / RECIPE_NAME)),
@@ -89,7 +111,7 @@ def commands(recipe: Recipe, folder: Path, model: str) -> list[str]:
     """How to make the file: with qres, with llama-quantize and with ik_llama.cpp."""
     types = list(recipe.quantized.items())
     matrix = ["--imatrix", recipe.imatrix] if recipe.imatrix else []
-    out = f"{Path(model).stem}-{folder.name}.gguf"
+    out = f"{prefix_of(Path(model))}-{folder.name}.gguf"
     ends = [model, out, recipe.base]
     rules, custom = str(folder / RULES_NAME), folder / CUSTOM_Q_NAME
     ik = shlex.join(["llama-quantize", *matrix, *dialects.flags(types), "--custom-q"])

@@ -77,7 +77,8 @@ class LevelFile:
     bpw: float
     """8 * bytes of tensor data / weights, counted in the file."""
     nominal_bpw: float | None
-    """What people expect of the level (Llama-3.1-8B's figure); None for an unknown level."""
+    """What people expect of the level (Llama-3.1-8B's figure); None for an unknown level and for a
+    publisher's mix."""
     types: tuple[TypeShare, ...]
     """What each tensor type holds."""
     fallback_tensors: tuple[Fallback, ...]

@@ -14,6 +14,7 @@ import pytest
 
 from qres.cli import output
 from qres.errors import InputError
+from qres.files import protect
 from qres.records.as_json import load, to_json
 from qres.report import html, markdown
 from qres.report.markdown import Markdown
@@ -324,7 +325,7 @@ def test_inputs_are_protected(tmp_path: Path, name: str, how: str) -> None:
     with pytest.raises(InputError, match=message), output.output_folder(out, inputs):
         pytest.fail("no work is done")
     with pytest.raises(InputError, match=message) as caught:
-        output.protect([out / "other", target], inputs)
+        protect([out / "other", target], inputs, output.ELSEWHERE)
     assert "--out" in caught.value.hint
     assert given.read_text() == "model"
 
@@ -337,4 +338,4 @@ def test_inputs_of_other_names_are_no_hindrance(tmp_path: Path) -> None:
     inputs = [model, tmp_path / "missing.gguf"]
     with output.output_folder(tmp_path, inputs):
         pass
-    output.protect([tmp_path / "report.html", tmp_path / "result.json", tmp_path / "missing.gguf"], inputs)
+    protect([tmp_path / "report.html", tmp_path / "result.json", tmp_path / "missing.gguf"], inputs, output.ELSEWHERE)

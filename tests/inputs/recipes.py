@@ -299,9 +299,14 @@ BUILDS = [
         "build-onto-model",
         "onto the model",
         with_output("-o", "m.gguf", "--force", name="m.gguf"),
-        "is the model itself",
+        "is an input and would be overwritten",
     ),
-    case("build-onto-recipe", "onto the recipe", with_output("-o", "recipe.json", "--force"), "is the recipe"),
+    case(
+        "build-onto-recipe",
+        "onto the recipe",
+        with_output("-o", "recipe.json", "--force"),
+        "is an input and would be overwritten",
+    ),
     case("build-onto-folder", "onto a folder", with_output("-o", ".", "--force"), "is not a file"),
     case("build-no-output", "no output", built("--force"), "Missing option", code=2),
     case(

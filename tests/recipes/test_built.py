@@ -476,9 +476,9 @@ def test_build_leaves_what_is_there_unless_forced(scanned: Scanned, mine: Mine, 
     assert target.read_bytes() == mine.file.read_bytes()
     require_built(load(recipe), target)
     done = qres("build", "trained.gguf", recipe, "-o", "trained.gguf", "--force", cwd=scanned.folder)
-    refused(done, 3, "is the model itself")
+    refused(done, 3, "is an input and would be overwritten")
     done = qres("build", "trained.gguf", recipe, "-o", recipe, "--force", cwd=scanned.folder)
-    refused(done, 3, "is the recipe")
+    refused(done, 3, "is an input and would be overwritten")
     require_built(load(recipe), target)
     assert difference.fingerprint(model_file.read(scanned.inventory.path)) == load(recipe).fingerprint
 
