@@ -66,6 +66,12 @@ TokensOption = Annotated[
     Path | None,
     path_option("--tokens", "Token ids to measure on instead of text, separated by white space; - as for --text."),
 ]
+SpecialOption = Annotated[
+    bool,
+    typer.Option(
+        "--special", help="Parse special tokens in --text (<|im_start|> and the like), as a chat program does."
+    ),
+]
 CtxOption = Annotated[int, typer.Option("--n-ctx", help="Tokens per chunk.")]
 ChunksOption = Annotated[
     int | None,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from qres.cli.options import CacheOption, GpuOption, ThreadsOption, folder, given, path_option
+from qres.cli.options import CacheOption, GpuOption, SpecialOption, ThreadsOption, folder, given, path_option
 from qres.cpus import CPUS
 
 if TYPE_CHECKING:
@@ -83,6 +83,7 @@ def recipe(
     imatrix: RecipeImatrixOption = None,
     text: RecipeTextOption = None,
     tokens: RecipeTokensOption = None,
+    special: SpecialOption = False,
     chunks: Annotated[int, typer.Option("--chunks", min=1, help="Chunks that --refine measures on.")] = 4,
     threads: ThreadsOption = CPUS,
     out: Annotated[
@@ -97,7 +98,7 @@ def recipe(
     from qres.recipes.refine import RefineOptions
     from qres.records import as_json
 
-    sources = _sources(text, tokens)
+    sources = _sources(text, tokens, special)
     options = RecipeOptions(
         budget=budget,
         keep_16bit=keep_16bit,
@@ -161,6 +162,7 @@ def verify(
     ],
     text: RecipeTextOption = None,
     tokens: RecipeTokensOption = None,
+    special: SpecialOption = False,
     chunks: Annotated[int, typer.Option("--chunks", min=1, help="Chunks to measure on.")] = 8,
     level_names: Annotated[
         str | None,
@@ -184,7 +186,7 @@ def verify(
     protect([recipe], (model, built, text, tokens, imatrix), _COPY)
     plan = files.load(recipe)
     options = api.VerifyOptions(
-        **_sources(text, tokens),
+        **_sources(text, tokens, special),
         chunks=chunks,
         threads=min(threads, CPUS),
         n_gpu_layers=n_gpu_layers,
@@ -197,11 +199,11 @@ def verify(
     recipe_view.show_verification(plan, found, recipe)
 
 
-def _sources(text: Path | None, tokens: Path | None) -> dict[str, tuple[Source, ...]]:
+def _sources(text: Path | None, tokens: Path | None, special: bool) -> dict[str, tuple[Source, ...]]:
     """The text that was given; nothing where none was, so that the options' own default counts."""
     from qres.text import source
 
-    own = source.own(text, tokens)
+    own = source.own(text, tokens, special=special)
     return {"sources": (own,)} if own else {}
 
 

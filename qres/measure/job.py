@@ -71,6 +71,10 @@ class Preflight:
     """Why some are missing; empty when all are there."""
     retokenized: Mapping[Path, str] = field(default_factory=dict)
     """By file with another tokenizer, where it makes other ids of the texts; empty for the same ids."""
+    hidden: int = 0
+    """Special tokens that stand in the text and are read as characters."""
+    hidden_names: tuple[str, ...] = ()
+    """Which ones."""
 
 
 @dataclass(frozen=True)

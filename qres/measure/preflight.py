@@ -16,6 +16,9 @@ from qres.native.vocabulary import Vocabulary
 from qres.text import chunks, source
 from qres.text.chunks import Fresh
 
+_SEARCHED = 1 << 24
+"""Bytes of a text that special tokens are looked for in: what is measured lies within."""
+
 
 def preflight(
     model: Path,
@@ -58,8 +61,9 @@ def preflight(
             no_memory = ""
         except NativeError as error:  # the model can be measured without knowing what it would need elsewhere
             no_memory = error.message
+        hidden = (0, ()) if plan.text.special else words.hidden((plan.text.text or b"")[:_SEARCHED])
     retokenized = {path: _other_tokens(path, plan, texts) for path in others}
-    return Preflight(texts, own, memory, no_memory, retokenized)
+    return Preflight(texts, own, memory, no_memory, retokenized, *hidden)
 
 
 def _other_tokens(path: Path, plan: chunks.Plan, known: chunks.Texts) -> str:

@@ -203,5 +203,6 @@ def settings(options: ScanOptions, measured: Measured, texts: Texts, elapsed_s: 
         n_gpu_layers=options.n_gpu_layers,
         units="all" if options.all_units else "ranked",
         elapsed_s=round(elapsed_s, 1),
+        special=options.special,
         chunk_digests=tuple(dict.fromkeys(chunks.digest(chunk) for chunk in (*texts.rank, *texts.report))),
     )

@@ -12,7 +12,7 @@ from qres.gguf import claims, model_file
 from qres.gguf.difference import tokenizer_differences, vector_difference
 from qres.gguf.inventory import Inventory
 from qres.gguf.pairing import not_executed, pair
-from qres.printable import show
+from qres.printable import counted, show
 
 _GIVE = "give quantized files of this reference"
 
@@ -132,6 +132,18 @@ def _once(files: Sequence[Inventory], listener: Listener) -> list[Inventory]:
         else:
             kept.append(inventory)
     return kept
+
+
+def hidden_tokens(count: int, names: Sequence[str]) -> tuple[str, ...]:
+    """Special tokens of the model that are read as characters in the measuring text, and what to do about it."""
+    if not count:
+        return ()
+    shown = ", ".join(map(show, names[:3])) + (" and others" if len(names) > 3 else "")
+    stand = "stands" if count == 1 else "stand"
+    return (
+        f"{counted(count, 'special token')} of this model {stand} in the text as plain characters ({shown}): "
+        "--special parses them, as a chat program does.",
+    )
 
 
 def _require_same_model(reference: Inventory, other: Inventory) -> list[str]:

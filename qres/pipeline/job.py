@@ -90,6 +90,7 @@ def _about(
         "reference": files(reference),
         "levels": "; ".join(f"{level.name}: {files(level.inventory)}" for level in levels),
         "text": f"{texts.report_name} and {texts.rank_name}, {ids}",
+        "--special": str(options.special),
         "--n-ctx": str(options.n_ctx),
         "--units": "all" if options.all_units else "ranked",
         "--imatrix": imatrix.digest[:16] if imatrix else "none",

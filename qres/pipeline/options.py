@@ -21,6 +21,8 @@ class ScanOptions:
     """UTF-8 text to measure on; None for the built-in one."""
     tokens: Path | None = None
     """Token ids instead of text."""
+    special: bool = False
+    """Parse special tokens that stand in `text`."""
     n_ctx: int = 512
     """Tokens per chunk."""
     chunks: int | None = None

@@ -22,7 +22,7 @@ from qres.pipeline import assemble, candidates, estimate, usual_recipes
 from qres.pipeline.assemble import Inputs
 from qres.pipeline.candidates import Candidate
 from qres.pipeline.checks import check_context, given_imatrix, refuse_broken, require_places
-from qres.pipeline.inputs import Given, read_inputs, tokenizer_remarks
+from qres.pipeline.inputs import Given, hidden_tokens, read_inputs, tokenizer_remarks
 from qres.pipeline.job import Stamps, worker_job
 from qres.pipeline.loadable_copies import with_copies
 from qres.pipeline.options import ScanOptions
@@ -69,6 +69,7 @@ def scan(options: ScanOptions, listener: Listener) -> Result:
     stamps: Stamps = {path: files.stamp(path) for one in (reference, *given.files) for path in one.shards}
     flight = _preflight(options, given, plan, listener)
     told = tokenizer_remarks(given, flight.retokenized, as_ids=options.tokens is not None)
+    told = (*told, *hidden_tokens(flight.hidden, flight.hidden_names))
     for remark in told:
         listener.warn(remark)
     rank = options.rank_chunks
@@ -124,7 +125,7 @@ def _building(options: ScanOptions, plan: Plan, model: Original, cache: Path) ->
 
 def _plan(options: ScanOptions) -> Plan:
     """Which texts to decode: of token ids alone, the end ranks the units."""
-    own = source.own(options.text, options.tokens)
+    own = source.own(options.text, options.tokens, special=options.special)
     rank_text = None if options.tokens else source.built_in("rank")
     chunks = options.chunks or (OWN_CHUNKS if own else BUILT_IN_CHUNKS)
     held = usual_recipes.VERIFY_CHUNKS if options.recipe else 0

@@ -94,6 +94,8 @@ class Settings:
     """Seconds from start to result."""
     chunk_digests: tuple[str, ...]
     """Short digests of all chunks that were decoded: recipes are verified on others."""
+    special: bool = False
+    """Special tokens that stand in the text were parsed, not read as characters."""
 
 
 @dataclass(frozen=True)

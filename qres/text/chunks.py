@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from qres.errors import InputError
 from qres.printable import counted
@@ -15,6 +16,9 @@ MIN_TOKENS = 32
 
 
 Chunk = tuple[int, ...]
+
+Tokenize = Callable[..., list[int]]
+"""Text to token ids; called with `special=True` where special tokens in the text are to be parsed."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +39,7 @@ class Tokens:
     """Tokens of the whole source; an estimate by bytes where only the beginning was tokenized."""
 
 
-def tokens_of(
-    source: Source, tokenize: Callable[[bytes], list[int]], n_vocab: int, needed: int | None = None
-) -> Tokens:
+def tokens_of(source: Source, tokenize: Tokenize, n_vocab: int, needed: int | None = None) -> Tokens:
     """Token ids of a source.
 
     Args:
@@ -52,7 +54,7 @@ def tokens_of(
     if source.ids is not None:
         found = Tokens(list(source.ids), len(source.ids))
     else:
-        found = _tokenized(source.text or b"", tokenize, needed)
+        found = _tokenized(source.text or b"", partial(tokenize, special=True) if source.special else tokenize, needed)
     if len(found.ids) < MIN_TOKENS:
         instead = "a longer text with --text" if source.ids is None else "more ids with --tokens"
         raise InputError(
@@ -67,7 +69,7 @@ def tokens_of(
     return found
 
 
-def _tokenized(text: bytes, tokenize: Callable[[bytes], list[int]], needed: int | None) -> Tokens:
+def _tokenized(text: bytes, tokenize: Tokenize, needed: int | None) -> Tokens:
     size = len(text) if needed is None else needed * 16 + _SPARE_BYTES
     while True:
         part = _beginning(text, size)
@@ -145,7 +147,7 @@ class Plan:
     """Chunks at the end of `text` that are left for verifying, at most a third of it."""
 
 
-def texts(plan: Plan, tokenize: Callable[[bytes], list[int]], n_vocab: int, bos: int | None) -> Texts:
+def texts(plan: Plan, tokenize: Tokenize, n_vocab: int, bos: int | None) -> Texts:
     """Tokenize and cut the texts of a scan.
 
     Raises:
@@ -189,7 +191,7 @@ class Fresh:
 
 def fresh(
     sources: Sequence[Source],
-    tokenize: Callable[[bytes], list[int]],
+    tokenize: Tokenize,
     n_vocab: int,
     bos: int | None,
     n_ctx: int,

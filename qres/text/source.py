@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 
@@ -23,6 +23,8 @@ class Source:
     name: str
     text: bytes | None = None
     ids: tuple[int, ...] | None = None
+    special: bool = False
+    """Special tokens that stand in the text are parsed, as in a chat, not read as characters."""
 
 
 def built_in(part: str) -> Source:
@@ -31,18 +33,26 @@ def built_in(part: str) -> Source:
     return Source(f"built-in {part} text", text=text)
 
 
-def own(text: Path | None, tokens: Path | None) -> Source | None:
+def own(text: Path | None, tokens: Path | None, *, special: bool = False) -> Source | None:
     """What a user gave to measure on; None for nothing.
 
+    Args:
+        text: A file of text.
+        tokens: A file of ids.
+        special: Parse special tokens that stand in the text.
+
     Raises:
-        UsageError: both.
+        UsageError: both of them, or special tokens without a text.
         InputError: a file that cannot be used.
     """
     if text and tokens:
         raise UsageError("--text and --tokens exclude each other", "give one of them")
+    if special and not text:
+        instead = "token ids are taken as they are" if tokens else "the built-in text has no special tokens"
+        raise UsageError(f"--special is about a text of yours: {instead}", "give one with --text, or leave it out")
     if tokens:
         return read_ids(tokens)
-    return read_text(text) if text else None
+    return replace(read_text(text), special=special) if text else None
 
 
 def read_text(path: Path) -> Source:

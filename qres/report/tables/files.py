@@ -160,7 +160,7 @@ def settings(result: Result) -> Table:
         ("qres", run.qres_version),
         ("llama-cpp-python", run.llama_cpp),
         ("system", run.system),
-        ("text for the output", run.text),
+        ("text for the output", f"{run.text}{', special tokens parsed' if run.special else ''}"),
         ("text for ranking units", run.rank_text),
         ("chunks", f"{run.chunks} of {count(run.n_ctx)} tokens, {run.rank_chunks} more for ranking"),
         ("scored positions", count(run.scored_tokens)),
