@@ -46,7 +46,7 @@ class Place:
 
 
 @dataclass
-class Pairing:
+class PairedTensors:
     """How another file's tensors are the reference's."""
 
     places: dict[str, Place] = field(default_factory=dict)
@@ -85,7 +85,7 @@ def _skipped(inventory: Inventory, tensor: Tensor) -> bool:
     return block is not None and 0 < inventory.n_layer <= block < inventory.n_block
 
 
-def pair(reference: Inventory, other: Inventory) -> Pairing:
+def pair(reference: Inventory, other: Inventory) -> PairedTensors:
     """Pair the executed tensors of two files.
 
     A file with a head of its own where the reference's is tied to the embedding is legal; so is one without, where the
@@ -94,7 +94,7 @@ def pair(reference: Inventory, other: Inventory) -> Pairing:
     Raises:
         InputError: the reference cannot be read.
     """
-    found = Pairing()
+    found = PairedTensors()
     ours, theirs = ({tensor.name: tensor for tensor in executed(one)} for one in (reference, other))
     if reference.n_layer != other.n_layer and reference.n_layer and other.n_layer:
         found.problem = (
@@ -131,7 +131,7 @@ def _shape(tensor: Tensor) -> tuple[int, ...]:
     return tensor.shape[: tensor.n_dims]
 
 
-def _pair_fused(found: Pairing, ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> set[str]:
+def _pair_fused(found: PairedTensors, ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> set[str]:
     """Pair what one file holds in one tensor and the other in several; returns names of the other file's tensors."""
     paired: set[str] = set()
     for whole, parts in cuts((*ours, *theirs)):
