@@ -41,7 +41,7 @@ def level_disagreement(inventory: Inventory) -> str:
     """
     level = levels.LEVELS_BY_NAME.get(inventory.file_type)
     matrices = block_matrices(inventory)
-    if level is None or not matrices:
+    if level is None or not matrices or inventory.released_in:
         return ""
     if not _is_mostly(level, matrices):
         held = main_type(inventory)

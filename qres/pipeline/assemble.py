@@ -50,9 +50,13 @@ def result(inputs: Inputs, measured: Measured, run: Settings) -> Result:
     """Everything that a scan found."""
     inventories = {level.name: level.inventory for level in inputs.levels}
     broken = {found.model for found in measured.non_finite}
+    copies = {level.name for level in inputs.levels if level.changes.is_copy}
     names = [tensor.name for tensor in inputs.reference.tensors]
     records = tuple(
-        level(inventories[found.name], found, names, sound=found.name not in broken) for found in measured.levels
+        replace(
+            level(inventories[found.name], found, names, sound=found.name not in broken), is_copy=found.name in copies
+        )
+        for found in measured.levels
     )
     about = reference(inputs.reference, measured)
     absurd = verdict.absurd_reference(about, records)
@@ -75,7 +79,7 @@ def result(inputs: Inputs, measured: Measured, run: Settings) -> Result:
         levels=records,
         comparisons=measured.comparisons,
         deployment=rows,
-        device_advice=() if absurd else devices.device_advice(records, rows),
+        device_advice=() if absurd else devices.device_advice(_advisable(about, records), rows),
         assumptions=devices.ASSUMPTIONS,
         verdict=verdict.verdict(about, records, measured.noise_floor, absurd),
         skipped=tuple(skipped),
@@ -88,6 +92,11 @@ def result(inputs: Inputs, measured: Measured, run: Settings) -> Result:
         tensors=tensors(inputs.reference, inputs.values),
         ladder=inputs.ladder,
     )
+
+
+def _advisable(about: Reference, records: Sequence[Level]) -> list[Level]:
+    """Levels that there is a reason to ship: smaller than the reference."""
+    return [record for record in records if not record.is_copy and verdict.is_smaller(record, about)]
 
 
 def _with_weights(inputs: Inputs, found: NonFinite) -> NonFinite:
@@ -133,6 +142,7 @@ def reference(inventory: Inventory, measured: Measured) -> Reference:
         bpw=inventory.bpw,
         types=inventory.types,
         is_16bit=inventory.is_16bit,
+        released_in=inventory.released_in,
     )
 
 

@@ -46,7 +46,9 @@ def worker_job(
         types_16bit=sizes.types_16bit(reference, values),
         bytes_16bit=sizes.bytes_16bit(reference),
         bytes_q8_0=sizes.bytes_q8_0(reference),
-        levels=tuple(sizes.model_file(level.name, level.inventory, stamps) for level in levels),
+        levels=tuple(
+            sizes.model_file(level.name, level.inventory, stamps, frozenset(level.changes.tensors)) for level in levels
+        ),
         texts=flight.texts,
         n_ctx=options.n_ctx,
         threads=options.threads,

@@ -57,8 +57,8 @@ def scan(options: ScanOptions, listener: Listener) -> Result:
     check_context(options, reference)
     with_imatrix = options.imatrix is not None
     wanted = () if given.files else candidates.levels_to_make(options.levels, with_imatrix=with_imatrix)
-    if wanted:
-        candidates.require_16bit(reference)
+    if wanted or options.recipe:
+        candidates.require_original(reference, recipe=options.recipe and not wanted)
     imatrix = given_imatrix(options, (reference, *given.files), listener)
     model = original(reference, imatrix, options.threads)
     stamps: Stamps = {path: files.stamp(path) for one in (reference, *given.files) for path in one.shards}
@@ -77,7 +77,7 @@ def scan(options: ScanOptions, listener: Listener) -> Result:
         levels, skipped = candidates.made(model, wanted, cache, listener)
         stamps |= {path: files.stamp(path) for one in levels for path in one.inventory.shards}
     else:
-        levels = candidates.from_files(given.files)
+        levels = candidates.from_files(given.files, given.changes)
     rungs, no_ladder = ladder.rungs(model)
     listener.stage("comparing the files")
     shared = candidates.shared(levels, listener.step)

@@ -187,9 +187,11 @@ def loss_of(row: TensorOptions, type_name: str) -> float | None:
 
 def _require(result: Result) -> None:
     found = result.prediction
-    if not result.reference.is_16bit:
+    if not result.reference.is_original:
         raise UnsupportedError(
-            f"{result.reference.name} was no 16-bit model: nothing can be made from it", "scan the 16-bit model"
+            f"{result.reference.name} was no 16-bit model: llama.cpp quantizes no weights a second time, so that no "
+            "recipe can be built from it",
+            "scan the 16-bit model",
         )
     if not found.used:
         raise UnsupportedError(

@@ -20,7 +20,7 @@ MIB = 2**20
 
 # ---------------------------------------------------------------- the verdict
 
-REFERENCE = example().reference
+REFERENCE = dataclasses.replace(example().reference, bytes=100 * MIB)
 NOISE = NoiseFloor(1e-4, None)
 
 
@@ -155,7 +155,9 @@ def test_verdict_ships_nothing_as_large_as_the_reference() -> None:
     whole = REFERENCE.bytes // MIB + 1
     small, large = level("Q2_K", 1, same_top=0.4, kld=2.0), level("F32", whole, kld=0.0)
     assert verdict.verdict(REFERENCE, [small, large], NOISE).level == "Q2_K"
-    assert verdict.verdict(REFERENCE, [large], NOISE).level == "F32"  # where there is no other
+    alone = verdict.verdict(REFERENCE, [large], NOISE)
+    assert alone.level is None
+    assert alone.headline.startswith("Nothing to ship: F32 is not smaller than the reference (100 MiB); same top")
 
 
 def test_verdict_takes_no_level_for_good_that_is_not_sound() -> None:

@@ -118,9 +118,9 @@ def test_levels_that_cannot_be_made(model: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="names no level"):
         candidates.levels_to_make(())
     assert [level.name for level in candidates.levels_to_make(("q4_k", "Q4_K_M", "Q8_0"))] == ["Q4_K_M", "Q8_0"]
-    candidates.require_16bit(model_file.read(model))
+    candidates.require_original(model_file.read(model), recipe=True)
     with pytest.raises(InputError, match="no level can be made from it"):
-        candidates.require_16bit(model_file.read(write_q8(tmp_path / "q8.gguf")))
+        candidates.require_original(model_file.read(write_q8(tmp_path / "q8.gguf")), recipe=False)
 
 
 # ---------------------------------------------------------------- context

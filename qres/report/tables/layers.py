@@ -121,7 +121,7 @@ def keep(result: Result, level: Level) -> Table:
                 number(row.confidence, percent(row.confidence, 0)),
                 text("yes" if row.worth_it else "no"),
                 text(row.reason),
-                text(_tensors(weights.get(row.unit, ()))),
+                text(_tensors(row.tensors or weights.get(row.unit, ()))),
             )
         )
     marked = [index for index, row in enumerate(level.sensitivity.keep_16bit) if row.worth_it]
