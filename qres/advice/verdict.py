@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from qres.advice.keep_line import keep_line
+from qres.records.files import main_types
 from qres.records.result import Level, Reference, Verdict
 from qres.records.stream import NoiseFloor
 
@@ -131,14 +132,7 @@ def _damage(reference: Reference, level: Level) -> str:
     """The figures of the headline, and what they are relative to where that is no original."""
     out = level.output
     said = f"same top token {_percent(out.same_top)}, perplexity {_change(out.ln_ppl_ratio)}, KLD {out.kld_mean:.4f}"
-    return said if reference.is_original else f"{said}, relative to {held(reference)}"
-
-
-def held(reference: Reference) -> str:
-    """The types that a reference holds at least a twentieth of its bytes in, those below 16 bit first."""
-    total = sum(share.bytes for share in reference.types)
-    large = [share.type for share in reference.types if share.bytes >= total / 20]
-    return " and ".join(sorted(large, key=lambda name: name in ("F32", "F16", "BF16")))
+    return said if reference.is_original else f"{said}, relative to {main_types(reference.types)}"
 
 
 def is_good(level: Level) -> bool:

@@ -83,7 +83,7 @@ def result(inputs: Inputs, measured: Measured, run: Settings) -> Result:
         assumptions=devices.ASSUMPTIONS,
         verdict=verdict.verdict(about, records, measured.noise_floor, absurd),
         skipped=tuple(skipped),
-        warnings=(*inputs.remarks, *warnings(run, records, non_finite, extremes)),
+        warnings=(*inputs.remarks, *warnings(run, records, non_finite, extremes, about.released_in)),
         non_finite=non_finite,
         extremes=extremes,
         shared=inputs.shared,

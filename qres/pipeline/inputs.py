@@ -10,8 +10,9 @@ from qres.errors import InputError, QresError, UsageError
 from qres.events import Listener
 from qres.gguf import claims, model_file
 from qres.gguf.difference import Changes, changes, shape_difference, tokenizer_difference
-from qres.gguf.inventory import Inventory
+from qres.gguf.inventory import SIXTEEN_BIT, Inventory
 from qres.printable import show
+from qres.records.files import main_types
 
 _GIVE = "give quantized files of this reference"
 
@@ -87,7 +88,8 @@ def _original(first: Inventory, others: Sequence[Inventory]) -> Inventory:
 def _about_reference(model: Inventory) -> list[str]:
     """What a reader must know of the reference: that it is quantized itself, or a part of it."""
     if not model.is_original:
-        kind = model.file_type or "already quantized"
+        claimed = model.file_type if model.file_type not in ("", *SIXTEEN_BIT) else ""
+        kind = claimed or main_types(model.types)
         return [
             f"The reference {model.path.name} is {kind} at {model.bpw:.2f} bits per weight, not 16 bit: every figure "
             "compares with an already quantized model, whose own damage is in none of them."
@@ -122,8 +124,8 @@ def _about_changes(reference: Inventory, other: Inventory, found: Changes) -> li
     meaning = (
         "The figures are the distance between two models, not what quantization did."
         if len(found.exact) > found.of_exact / 2
-        else f"All else that quantizing copies is the same, so that {'it was' if one else 'they were'} changed or damaged "
-        "in one of the two."
+        else f"All else that quantizing copies is the same: {'it was' if one else 'they were'} changed or damaged in "
+        "one of the two."
     )
     return [f"{other.path.name} was not made from {reference.path.name}: {said} in both. {meaning}"]
 

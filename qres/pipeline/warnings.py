@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from qres.levels import F16_MAX
+from qres.levels import F16_MAX, TYPE_TRAITS
 from qres.records.result import Level, Settings
 from qres.records.stream import Extreme, NonFinite
 
 
 def warnings(
-    run: Settings, records: Sequence[Level], non_finite: Sequence[NonFinite], extremes: Sequence[Extreme]
+    run: Settings,
+    records: Sequence[Level],
+    non_finite: Sequence[NonFinite],
+    extremes: Sequence[Extreme],
+    released_in: str = "",
 ) -> tuple[str, ...]:
-    """What a reader must know before believing the figures."""
+    """What a reader must know before believing the figures; `released_in` is the reference's."""
     out = [_broken_numbers(found) for found in non_finite]
     if run.text == run.rank_text:
         out.append(
@@ -31,12 +35,20 @@ def warnings(
         if file.nominal_bpw and file.bpw > file.nominal_bpw + 0.5:
             fell = len(file.fallback_tensors)
             why = f"{fell} tensors fell back to larger types" if fell else "it mixes types in its own way"
+            if released_in and _bits(released_in) > file.nominal_bpw:
+                why = f"what was released in {released_in} stays so"
             out.append(
                 f"{record.name} really is {file.bpw:.2f} bits per weight (nominally {file.nominal_bpw:.2f}): {why}."
             )
     if extremes:
         out.append(_out_of_range(extremes))
     return tuple(out)
+
+
+def _bits(type_name: str) -> float:
+    """Per weight."""
+    traits = TYPE_TRAITS[type_name]
+    return 8 * traits.block_bytes / traits.block_size
 
 
 def _broken_numbers(found: NonFinite) -> str:

@@ -14,6 +14,7 @@ from functools import cached_property
 from itertools import pairwise
 
 from qres.errors import InputError, UnsupportedError
+from qres.gguf.inventory import SIXTEEN_BIT
 from qres.levels import LADDER, TYPE_TRAITS
 from qres.recipes import correction
 from qres.records.recipe import Expected, FileTensor, Stock
@@ -146,6 +147,19 @@ class Choices:
         """The measured levels whose types are known, smallest first."""
         found = [level for level in self.result.levels if level.file.tensor_types and all(level.file.tensor_types)]
         return sorted(found, key=lambda level: level.file.bytes)
+
+    @property
+    def quantized_levels(self) -> list[Level]:
+        """Those that hold less than half of the matrices as large as the reference: recipes and 16 bit are for them.
+
+        Copies, conversions, and files that are at 16 bit but for a few tensors are none of them.
+        """
+        return [level for level in self.levels if not self._is_mostly_whole(level)]
+
+    def _is_mostly_whole(self, level: Level) -> bool:
+        types = self.level_types(level)
+        rows = [row for row in self.rows if row.quantizable]
+        return 2 * sum(types[row.tensor.name] in SIXTEEN_BIT for row in rows) > len(rows)
 
     def level_types(self, level: Level) -> dict[str, str]:
         """Tensor -> type in the level's file."""

@@ -62,7 +62,7 @@ def units(result: Result, level: Level) -> Table:
         Column("ratio"),
         Column("drift"),
         Column("MiB at level"),
-        Column("MiB at 16 bit"),
+        Column("MiB at 16 bit" if result.reference.is_original else "MiB in the reference"),
         Column("tensors", "text"),
     )
     rows = (
