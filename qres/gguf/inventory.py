@@ -22,8 +22,6 @@ SIXTEEN_BIT = frozenset({"F16", "BF16", "F32"})
 _RELEASED = {"MXFP4": "_exps.", "NVFP4": "blk."}
 """Types that models are published in -> what the names of such tensors have in common: of MXFP4 the experts, of NVFP4
 matrices within the blocks."""
-_RELEASED_AS = frozenset({"", "F32", "F16", "BF16", *_RELEASED, "MXFP4_MOE"})
-"""What such files say in `general.file_type`."""
 
 
 @dataclass(frozen=True)
@@ -113,10 +111,10 @@ class Inventory:
         it, all the others are at 16 bit, and `general.file_type` says nothing else.
         """
         kinds = set(self.quantized.values())
-        if len(kinds) != 1 or self.file_type not in _RELEASED_AS:
+        if len(kinds) != 1 or (kind := kinds.pop()) not in _RELEASED:
             return ""
-        place = _RELEASED.get(kind := kinds.pop())
-        return kind if place and all(place in name for name in self.quantized) else ""
+        is_claimed = self.file_type in ("", *SIXTEEN_BIT, kind, f"{kind}_MOE")
+        return kind if is_claimed and all(_RELEASED[kind] in name for name in self.quantized) else ""
 
     @property
     def is_original(self) -> bool:
