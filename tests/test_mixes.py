@@ -101,4 +101,4 @@ def test_c22_a_mix_as_the_reference_is_called_by_its_name(tmp_path: Path) -> Non
     (remark,) = inputs.read_inputs(path, (), Heard()).remarks
     assert "is UD-Q8_K_XL at" in remark
     with pytest.raises(InputError, match="is UD-Q8_K_XL already"):
-        candidates.require_16bit(model_file.read(path))
+        candidates.require_original(model_file.read(path), recipe=False)

@@ -76,7 +76,9 @@ def deployment(
 
 
 def device_advice(levels: Sequence[Level], rows: Sequence[Deployment]) -> tuple[DeviceAdvice, ...]:
-    """One recommended level per device, at ADVICE_CONTEXT or the longest context below it."""
+    """One recommended level per device, at ADVICE_CONTEXT or the longest context below it; none without levels."""
+    if not levels:
+        return ()
     contexts = sorted({row.n_ctx for row in rows if row.n_ctx <= ADVICE_CONTEXT})
     if not contexts:
         return ()

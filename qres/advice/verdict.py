@@ -11,9 +11,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from qres.advice.keep_line import keep_line
+from qres.records.files import main_types
 from qres.records.result import Level, Reference, Verdict
 from qres.records.stream import NoiseFloor
-from qres.records.units import Keep, KeepCheck
 
 GOOD_SAME_TOP = 0.90
 GOOD_LN_PPL_RATIO = 0.03
@@ -74,21 +75,71 @@ def verdict(reference: Reference, levels: Sequence[Level], noise: NoiseFloor, ab
         )
     if not measured:
         return Verdict(None, "No level could be measured.", "What to keep is unknown.", "The notes say why.")
-    # A file that is not smaller than the reference is nothing to ship instead of it.
-    smaller = [level for level in measured if level.file.bytes < reference.bytes] or measured
-    by_size = sorted(smaller, key=lambda level: level.file.bytes)
+    copies, others = ([level for level in measured if level.is_copy is copy] for copy in (True, False))
+    if not others:
+        return _only_copies(reference, copies)
+    by_size = sorted((one for one in others if is_smaller(one, reference)), key=lambda level: level.file.bytes)
+    if not by_size:
+        return _none_smaller(reference, others, copies, noise)
     good = [level for level in by_size if is_good(level)]
-    chosen = good[0] if good else min(smaller, key=lambda level: level.output.kld_mean or 0.0)
-    out = chosen.output
+    chosen = good[0] if good else min(by_size, key=lambda level: level.output.kld_mean or 0.0)
     size = f"{chosen.file.bytes / 2**20:.0f} MiB, {chosen.file.bytes / reference.bytes:.0%} of the reference"
-    damage = f"same top token {_percent(out.same_top)}, perplexity {_change(out.ln_ppl_ratio)}, KLD {out.kld_mean:.4f}"
+    damage = _damage(reference, chosen)
     if good:
         headline = f"Ship {chosen.name} ({size}): {damage}."
     else:
         headline = f"{chosen.name} is the least damaged of what was measured ({size}), but not good: {damage}."
-    if odd:
-        headline += f" Left out: {odd}"
-    return Verdict(chosen.name, headline, _keep_line(chosen, by_size), _details(chosen, by_size, bool(good), noise))
+    details = _details(chosen, by_size, bool(good), noise)
+    said = [headline, *_of_copies(copies), *([f"Left out: {odd}"] if odd else [])]
+    return Verdict(chosen.name, " ".join(said), keep_line(reference, chosen, by_size), details)
+
+
+def is_smaller(level: Level, reference: Reference) -> bool:
+    """A file that holds as many bits as the reference is nothing to ship instead of it; metadata counts for nothing."""
+    return level.file.bytes < reference.bytes and level.file.bpw < reference.bpw
+
+
+def _only_copies(reference: Reference, copies: Sequence[Level]) -> Verdict:
+    (said,) = _of_copies(copies)
+    return Verdict(
+        None, f"Nothing to choose. {said}", "What to keep is no question: nothing in it differs.", _instead(reference)
+    )
+
+
+def _none_smaller(reference: Reference, others: Sequence[Level], copies: Sequence[Level], noise: NoiseFloor) -> Verdict:
+    """Files of the size of the reference, or beyond: conversions, and such as were changed or damaged."""
+    least = min(others, key=lambda level: level.output.kld_mean or 0.0)
+    names = " and ".join(level.name for level in others)
+    verb = "is not" if len(others) == 1 else "are not"
+    which = f"{least.name} has " if len(others) > 1 else ""
+    headline = (
+        f"Nothing to ship: {names} {verb} smaller than the reference ({reference.bytes / 2**20:.0f} MiB); "
+        f"{which}{_damage(reference, least)}."
+    )
+    floors = _floors(least, noise)
+    details = f"{_instead(reference)}{f' The KLD of {least.name} is {floors}.' if floors else ''}"
+    return Verdict(None, " ".join([headline, *_of_copies(copies)]), keep_line(reference, least, others), details)
+
+
+def _of_copies(copies: Sequence[Level]) -> list[str]:
+    if not copies:
+        return []
+    names, verb = " and ".join(level.name for level in copies), "holds" if len(copies) == 1 else "hold"
+    return [f"{names} {verb} the same tensors as the reference."]
+
+
+def _instead(reference: Reference) -> str:
+    """What to do where no file can be advised."""
+    if reference.is_original:
+        return "Give quantized files of this reference, or none: qres scan then makes levels."
+    return "Give smaller files of this model."
+
+
+def _damage(reference: Reference, level: Level) -> str:
+    """The figures of the headline, and what they are relative to where that is no original."""
+    out = level.output
+    said = f"same top token {_percent(out.same_top)}, perplexity {_change(out.ln_ppl_ratio)}, KLD {out.kld_mean:.4f}"
+    return said if reference.is_original else f"{said}, relative to {main_types(reference.types)}"
 
 
 def _other_functions(levels: Sequence[Level]) -> str:
@@ -108,38 +159,6 @@ def is_good(level: Level) -> bool:
     return out.same_top >= GOOD_SAME_TOP and out.ln_ppl_ratio + 2 * out.ln_ppl_ratio_se < GOOD_LN_PPL_RATIO
 
 
-def _keep_line(level: Level, by_size: Sequence[Level]) -> str:
-    worth = [keep for keep in level.sensitivity.keep_16bit if keep.worth_it]
-    if not level.sensitivity.units:
-        return f"What to keep at 16 bit in {level.name} is unknown: its units could not be measured."
-    if not level.sensitivity.keep_16bit:
-        return f"Nothing in {level.name} needs to stay at 16 bit: no unit's damage stands out of the noise."
-    if not worth:
-        larger = [other.name for other in by_size if other.file.bytes > level.file.bytes]
-        if not larger:
-            return f"Nothing in {level.name} is sure to be worth keeping at 16 bit: measure a larger level beside it."
-        return f"Nothing in {level.name} is worth keeping at 16 bit: {larger[0]} recovers more per byte."
-    names = ", ".join(keep.unit for keep in worth[:5]) + (f" and {len(worth) - 5} more" if len(worth) > 5 else "")
-    added = sum(keep.bytes_added for keep in worth) / 2**20
-    if _shows_no_gain(level.sensitivity.keep_check):  # a list whose check failed is a ranking, not advice
-        ranked = f"the ranking names {names}, but no gain shows on other text"
-        return f"Nothing in {level.name} is proven worth keeping at 16 bit: {ranked}."
-    return f"Keep at 16 bit in {level.name}: {names} (+{added:.1f} MiB{_proof(level.sensitivity.keep_check, worth)})."
-
-
-def _shows_no_gain(check: KeepCheck | None) -> bool:
-    """Was the list checked, and its gain within two standard errors of nothing?"""
-    return check is not None and check.recovered_se is not None and check.recovered_share < 2 * check.recovered_se
-
-
-def _proof(check: KeepCheck | None, worth: Sequence[Keep]) -> str:
-    """What the list does on text that did not choose it."""
-    if check is None:
-        return ""
-    apart = ", the head's apart," if any(keep.unit == "head" for keep in worth) else ""
-    return f"; without their errors{apart} the KLD falls by {check.recovered_share:.0%} on other text"
-
-
 def _details(chosen: Level, by_size: Sequence[Level], good: bool, noise: NoiseFloor) -> str:
     bound = (
         f"{GOOD_SAME_TOP:.0%} same top token and less than {GOOD_LN_PPL_RATIO:.0%} more perplexity, "
@@ -157,9 +176,17 @@ def _details(chosen: Level, by_size: Sequence[Level], good: bool, noise: NoiseFl
         parts.append("One chunk is too little to call any level good: give a longer text")
     else:
         parts.append(f"No measured level keeps {bound}: measure larger ones")
-    if noise.kld_mean and chosen.output.kld_mean:
-        parts.append(f"its KLD is {chosen.output.kld_mean / noise.kld_mean:,.0f} times the noise floor")
+    floors = _floors(chosen, noise)
+    if floors:
+        parts.append(f"its KLD is {floors}")
     return "; ".join(parts) + "."
+
+
+def _floors(level: Level, noise: NoiseFloor) -> str:
+    """The level's KLD in noise floors; empty where there is nothing to divide."""
+    if not noise.kld_mean or not level.output.kld_mean:
+        return ""
+    return f"{level.output.kld_mean / noise.kld_mean:,.0f} times the noise floor"
 
 
 def _percent(share: float | None) -> str:

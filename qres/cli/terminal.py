@@ -107,7 +107,7 @@ def show_answer(result: Result, paths: Sequence[Path]) -> None:
     """The three lines that answer, then the table of levels."""
     console = answer_console()
     result = plain_record(result)
-    first, rest = (result.warnings[:1], result.warnings[1:]) if not result.reference.is_16bit else ((), result.warnings)
+    first, rest = ((), result.warnings) if result.reference.is_original else (result.warnings[:1], result.warnings[1:])
     for warning in first:
         console.print(Text(warning, style="yellow"))
     console.print(Text(result.verdict.headline, style="bold"))

@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from qres import levels, mixes
 from qres.gguf.format.metadata import Digest
 from qres.gguf.format.tensor import Tensor
-from qres.gguf.inventory import Inventory
+from qres.gguf.inventory import SIXTEEN_BIT, Inventory
 from qres.gguf.names import block_number
 from qres.printable import show
+from qres.records.files import main_types
 
 _NAMES = sorted(levels.LEVELS_BY_NAME.keys() | levels.TYPE_TRAITS.keys(), key=len, reverse=True)
 _LEVEL_WORD = re.compile(
@@ -42,7 +43,7 @@ def level_disagreement(inventory: Inventory) -> str:
     """
     level = levels.LEVELS_BY_NAME.get(inventory.file_type)
     matrices = block_matrices(inventory)
-    if level is None or not matrices or publishers_mix(inventory):
+    if level is None or not matrices or publishers_mix(inventory) or inventory.released_in:
         return ""
     if not _is_mostly(level, matrices):
         held = main_type(inventory)
@@ -61,6 +62,12 @@ def level_disagreement(inventory: Inventory) -> str:
 def publishers_mix(inventory: Inventory) -> str:
     """The publisher's mix that the file is by its name, such as `UD-Q4_K_XL`; empty when it is none."""
     return mixes.mix_in(inventory.path.name)
+
+
+def quantized_as(inventory: Inventory) -> str:
+    """What a quantized file is called in messages: the mix or level it claims, or what it holds where it claims 16 bit."""
+    is_claimed = inventory.file_type and inventory.file_type not in SIXTEEN_BIT
+    return publishers_mix(inventory) or (inventory.file_type if is_claimed else main_types(inventory.types))
 
 
 def block_matrices(inventory: Inventory) -> list[Tensor]:

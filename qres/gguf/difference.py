@@ -10,7 +10,7 @@ from pathlib import Path
 from qres.errors import InputError, reason_of
 from qres.gguf.format.metadata import Digest, Unreadable, Value, array_elements, element_text
 from qres.gguf.format.tensor import Tensor
-from qres.gguf.inventory import Inventory
+from qres.gguf.inventory import SIXTEEN_BIT, Inventory
 from qres.printable import show
 
 _PIECE = 1 << 20  # bytes read at a time
@@ -113,6 +113,40 @@ def same_data(inventory: Inventory, a: str, b: str) -> bool:
     if one is None or other is None or (one.type_id, one.shape) != (other.type_id, other.shape):
         return False
     return _same_bytes(inventory, one, inventory, other)
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What a file holds otherwise than the reference, in tensors of the same name, shape and type."""
+
+    tensors: tuple[str, ...] = ()
+    """Those with other bytes, in the reference's order. Rope factors are left out: each converter computes them."""
+    exact: tuple[str, ...] = ()
+    """Those of them at 16 bit or more: quantizing would have copied them."""
+    of_exact: int = 0
+    """Tensors that are at the same type of 16 bit or more in both files."""
+    is_copy: bool = False
+    """All tensors are the same, byte for byte."""
+
+
+def changes(reference: Inventory, other: Inventory) -> Changes:
+    """Compare what two files hold at the same type: one read of that.
+
+    Raises:
+        InputError: a file cannot be read.
+    """
+    theirs = {tensor.name: tensor for tensor in other.tensors}
+    pairs = [(t, theirs[t.name]) for t in reference.tensors if t.name in theirs]
+    alike = [(t, o) for t, o in pairs if (t.type_id, t.shape) == (o.type_id, o.shape)]
+    changed = [t for t, o in alike if not _same_bytes(reference, t, other, o)]
+    counted = [t for t, _ in alike if "rope" not in t.name]
+    found = [t for t in changed if "rope" not in t.name]
+    return Changes(
+        tensors=tuple(t.name for t in found),
+        exact=tuple(t.name for t in found if t.type in SIXTEEN_BIT),
+        of_exact=sum(t.type in SIXTEEN_BIT for t in counted),
+        is_copy=not changed and len(alike) == len(reference.tensors) == len(other.tensors),
+    )
 
 
 @dataclass(frozen=True)

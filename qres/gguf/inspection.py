@@ -189,6 +189,12 @@ def _standing(inventory: Inventory, magnitudes: tuple[Magnitudes, ...] | None) -
         held = claims.main_type(inventory)
         reason = f"a {_KINDS[inventory.kind]} at {32 if held == 'F32' else 16} bit ({held})"
         return Standing("reference", reason, "measure its levels with qres scan")
+    if inventory.released_in:
+        where = "its experts" if inventory.released_in == "MXFP4" else "matrices of its blocks"
+        reason = (
+            f"a {_KINDS[inventory.kind]} as it was released: {where} at {inventory.released_in}, the rest at 16 bit"
+        )
+        return Standing("reference", reason, "measure its levels with qres scan: they keep these tensors as they are")
     level = f"{inventory.file_type}, " if inventory.file_type else ""
     mix = claims.publishers_mix(inventory)
     if mix:

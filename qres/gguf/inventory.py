@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from qres import levels
 from qres.gguf.format.cursor import Problem
 from qres.gguf.format.metadata import Value
 from qres.gguf.format.tensor import Tensor
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
 
 SIXTEEN_BIT = frozenset({"F16", "BF16", "F32"})
 """Tensor types that hold 16 bits or more per weight."""
+
+_RELEASED = {"MXFP4": "_exps.", "NVFP4": "blk."}
+"""Types that models are published in -> what the names of such tensors have in common: of MXFP4 the experts, of NVFP4
+matrices within the blocks."""
 
 
 @dataclass(frozen=True)
@@ -92,3 +97,34 @@ class Inventory:
         matrices = [tensor for tensor in self.tensors if tensor.n_dims >= 2]
         full = sum(tensor.n_weights for tensor in matrices if tensor.type in SIXTEEN_BIT)
         return bool(matrices) and full >= 0.95 * sum(tensor.n_weights for tensor in matrices)
+
+    @property
+    def quantized(self) -> Mapping[str, str]:
+        """Tensor -> type of the matrices below 16 bit; tables of integers are none of them."""
+        return {
+            tensor.name: tensor.type for tensor in self.tensors if tensor.n_dims >= 2 and not _is_plain(tensor.type)
+        }
+
+    @property
+    def released_in(self) -> str:
+        """`MXFP4` or `NVFP4` where the model was published so, and this file is the original; else empty.
+
+        No quantizer makes such files by itself: every matrix below 16 bit is of that one type and where releases have
+        it, all the others are at 16 bit, and `general.file_type` says nothing else.
+        """
+        kinds = set(self.quantized.values())
+        if len(kinds) != 1 or (kind := kinds.pop()) not in _RELEASED:
+            return ""
+        is_claimed = self.file_type in ("", *SIXTEEN_BIT, kind, f"{kind}_MOE")
+        return kind if is_claimed and all(_RELEASED[kind] in name for name in self.quantized) else ""
+
+    @property
+    def is_original(self) -> bool:
+        """Levels can be made of it: at 16 bit, or as it was released."""
+        return self.is_16bit or bool(self.released_in)
+
+
+def _is_plain(type_name: str) -> bool:
+    """One number per weight, in no blocks."""
+    traits = levels.TYPE_TRAITS.get(type_name)
+    return traits is not None and traits.block_size == 1

@@ -92,6 +92,8 @@ class ModelFile:
     """Names of the tensors in its own file, where they are not those of `tensor_bytes`; empty where they are."""
     keys: tuple[str, ...] = ()
     """Hyperparameters that are not the reference's, in words."""
+    changed: frozenset[str] = frozenset()
+    """Of a level, tensors that have the type of the reference's, but other bytes."""
 
 
 @dataclass(frozen=True)
@@ -120,11 +122,12 @@ class Job:
 
     reference: ModelFile
     types_16bit: Mapping[str, str]
-    """`F16` or `BF16` for each matrix of the reference by its own values, should it be kept."""
+    """`F16` or `BF16` for each matrix of the reference by its own values, should it be kept; its own type where it is
+    below 16 bit."""
     bytes_16bit: Mapping[str, int]
-    """What each matrix takes at 16 bit."""
+    """What each matrix takes at 16 bit, or in the reference where that is less."""
     bytes_q8_0: Mapping[str, int]
-    """What it takes at Q8_0."""
+    """What it takes at Q8_0, or in the reference where that is less."""
     levels: tuple[ModelFile, ...]
     texts: Texts
     n_ctx: int

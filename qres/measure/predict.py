@@ -87,7 +87,11 @@ def record(job: Job, prediction: PredictionSums, rmap: ResidualMap | None) -> Pr
         rmap: For the names of units.
     """
     wanted = job.prediction
-    weights = {name: size // 2 for name, size in job.bytes_16bit.items()}
+    held = {name: TYPE_TRAITS[kind] for name, kind in job.reference.tensor_types.items()}
+    weights = {
+        name: job.reference.tensor_bytes[name] // traits.block_bytes * traits.block_size
+        for name, traits in held.items()
+    }
     rows = []
     for row in prediction.tensors:
         unit = "" if rmap is None or row.unit is None else rmap.units[row.unit].name

@@ -51,8 +51,12 @@ def result(inputs: Inputs, measured: Measured, run: Settings) -> Result:
     """Everything that a scan found."""
     inventories = {level.name: level.inventory for level in inputs.levels}
     broken = {found.model for found in measured.non_finite}
+    copies = {level.name for level in inputs.levels if level.changes.is_copy}
     records = tuple(
-        level(inputs.reference, inventories[found.name], found, sound=found.name not in broken)
+        replace(
+            level(inputs.reference, inventories[found.name], found, sound=found.name not in broken),
+            is_copy=found.name in copies,
+        )
         for found in measured.levels
     )
     about = reference(inputs.reference, measured)
@@ -84,11 +88,14 @@ def result(inputs: Inputs, measured: Measured, run: Settings) -> Result:
         levels=records,
         comparisons=measured.comparisons,
         deployment=rows,
-        device_advice=() if absurd else devices.device_advice(records, rows),
+        device_advice=() if absurd else devices.device_advice(_advisable(about, records), rows),
         assumptions=devices.ASSUMPTIONS,
         verdict=verdict.verdict(about, records, floor, absurd),
         skipped=tuple(skipped),
-        warnings=(*inputs.remarks, *warnings(run, records, non_finite, extremes, floor.kld_mean)),
+        warnings=(
+            *inputs.remarks,
+            *warnings(run, records, non_finite, extremes, floor.kld_mean, released_in=about.released_in),
+        ),
         non_finite=non_finite,
         extremes=extremes,
         shared=inputs.shared,
@@ -97,6 +104,11 @@ def result(inputs: Inputs, measured: Measured, run: Settings) -> Result:
         tensors=tensors(inputs.reference, inputs.values),
         ladder=inputs.ladder,
     )
+
+
+def _advisable(about: Reference, records: Sequence[Level]) -> list[Level]:
+    """Levels that there is a reason to ship: smaller than the reference."""
+    return [record for record in records if not record.is_copy and verdict.is_smaller(record, about)]
 
 
 def _with_weights(inputs: Inputs, found: NonFinite) -> NonFinite:
@@ -143,6 +155,7 @@ def reference(inventory: Inventory, measured: Measured) -> Reference:
         types=inventory.types,
         is_16bit=inventory.is_16bit,
         not_executed=not_executed(inventory),
+        released_in=inventory.released_in,
     )
 
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from qres import levels
-from qres.errors import CrashError, InputError, NativeError, UsageError
+from qres.errors import CrashError, InputError, NativeError, UnsupportedError, UsageError
 from qres.events import Listener, OnProgress
 from qres.gguf import claims, difference
+from qres.gguf.difference import Changes
 from qres.gguf.format.shards import prefix_of
 from qres.gguf.inventory import Inventory
 from qres.levels import LevelSpec
@@ -20,6 +21,8 @@ from qres.quantize.original import Original
 from qres.records.files import SharedTensors
 from qres.records.result import Skipped
 
+_NONE = Changes()
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -27,13 +30,15 @@ class Candidate:
 
     name: str
     inventory: Inventory
+    changes: Changes = _NONE
+    """What it holds otherwise than the reference at the same type; nothing where qres made it."""
 
 
-def from_files(files: Sequence[Inventory]) -> list[Candidate]:
+def from_files(files: Sequence[Inventory], changes: Sequence[Changes] = ()) -> list[Candidate]:
     """Given files as candidates, smallest first, by names of their own: everything about a level is found by its name.
 
     The file type alone where it is enough, else with the file's name, its folder or repository, or a running number.
-    Names are those of the paths as given, also where they are links.
+    Names are those of the paths as given, also where they are links. `changes` are those of the files, in their order.
     """
     kinds = [_kind(inventory) for inventory in files]
     for naming in (lambda _path: "", places.file_name, places.folder_name, places.full_name):
@@ -43,7 +48,8 @@ def from_files(files: Sequence[Inventory]) -> list[Candidate]:
             break
     else:
         names = [f"{kind} (file {i + 1})" for i, kind in enumerate(kinds)]
-    return _by_size(Candidate(show(name), inventory) for name, inventory in zip(names, files, strict=True))
+    known = changes or [_NONE] * len(files)
+    return _by_size(Candidate(show(names[i]), inventory, known[i]) for i, inventory in enumerate(files))
 
 
 def _kind(inventory: Inventory) -> str:
@@ -78,18 +84,24 @@ def levels_to_make(names: Sequence[str], *, with_imatrix: bool = False) -> tuple
     return wanted
 
 
-def require_16bit(reference: Inventory) -> None:
-    """Refuse to make levels of what is quantized already, as llama.cpp does.
+def require_original(reference: Inventory, *, recipe: bool) -> None:
+    """Refuse to make levels, or only recipes, of what is quantized already, as llama.cpp does.
 
     Raises:
-        InputError: the reference is no 16-bit model.
+        InputError: levels were asked for, of a reference that is no original.
+        UnsupportedError: the same of recipes.
     """
-    if not reference.is_16bit:
-        kind = claims.publishers_mix(reference) or reference.file_type or "quantized"
-        raise InputError(
-            f"{reference.path.name} is {kind} already: no level can be made from it",
-            "give the 16-bit model, or quantized files to compare with it",
+    if reference.is_original:
+        return
+    what = f"{reference.path.name} is {claims.quantized_as(reference)} already"
+    if recipe:
+        raise UnsupportedError(
+            f"{what}: llama.cpp quantizes no weights a second time, so that no recipe can be built from it",
+            "give the 16-bit model as the reference, or leave --recipe out",
         )
+    raise InputError(
+        f"{what}: no level can be made from it", "give the 16-bit model, or quantized files to compare with it"
+    )
 
 
 def made(

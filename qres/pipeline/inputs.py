@@ -9,10 +9,10 @@ from pathlib import Path
 from qres.errors import InputError, QresError, UsageError
 from qres.events import Listener
 from qres.gguf import claims, model_file
-from qres.gguf.difference import tokenizer_differences, vector_difference
+from qres.gguf.difference import Changes, changes, tokenizer_differences
 from qres.gguf.inventory import Inventory
 from qres.gguf.pairing import not_executed, pair
-from qres.printable import counted, show
+from qres.printable import show
 
 _GIVE = "give quantized files of this reference"
 
@@ -24,6 +24,8 @@ class Given:
     reference: Inventory
     files: tuple[Inventory, ...]
     """Each file once."""
+    changes: tuple[Changes, ...]
+    """What each of them holds otherwise than the reference at the same type."""
     remarks: tuple[str, ...]
     """What a reader of the result must know."""
     tokenizers: Mapping[Path, tuple[str, ...]]
@@ -31,60 +33,39 @@ class Given:
 
 
 def read_inputs(model: Path, files: Sequence[Path], listener: Listener) -> Given:
-    """Read the arguments, drop repetitions, and find out which one is the 16-bit model: their order does not matter.
+    """Read the arguments, drop repetitions, and find out which one is the original: their order does not matter.
 
     Raises:
         InputError: a file that cannot be used, or two that are not the same model.
         UnsupportedError: a model that cannot be measured.
-        UsageError: several 16-bit models behind one that is not.
+        UsageError: several originals behind a file that is none.
     """
     first = model_file.read(model)
     others = _once([model_file.read(path) for path in files], listener)
     remarks: list[str] = []
-    full = [other for other in others if other.is_16bit]
-    if full and not first.is_16bit:
-        if len(full) > 1:
-            raise UsageError(
-                f"{first.path.name} is not 16 bit, {' and '.join(other.path.name for other in full)} are",
-                "give the one to compare with first",
-            )
-        others = _once([first, *(other for other in others if other is not full[0])], listener)
-        first = full[0]
-        listener.note(f"Taken as the reference: {first.path.name}, the 16-bit one")
+    best = _original(first, others)
+    if best is not first:
+        others = _once([first, *(other for other in others if other is not best)], listener)
+        first = best
+        which = "the 16-bit one" if first.is_16bit else "as it was released"
+        listener.note(f"Taken as the reference: {first.path.name}, {which}")
     model_file.require_language_model(first, "reference")
-    if not first.is_16bit:
-        kind = claims.publishers_mix(first) or first.file_type or "already quantized"
-        remarks.append(
-            f"The reference {first.path.name} is {kind} at {first.bpw:.2f} bits per weight, not 16 bit: every figure "
-            "compares with an already damaged model."
-        )
+    remarks += _about_reference(first)
     for one in (first, *others):
         disagreement = claims.level_disagreement(one)
         if disagreement:
             remarks.append(f"{one.path.name}: {disagreement}.")
-    for other in (first, *others):
-        remarks += _never_run(other)
-    tokenizers = {}
+    for one in (first, *others):
+        remarks += _never_run(one)
+    found, tokenizers = [], {}
     for other in others:
         remarks += _require_same_model(first, other)
-        if other.path.samefile(first.path):
-            listener.note(f"{other.path.name} is the reference itself: every difference will be 0")
-            continue
-        remarks += _other_vectors(first, other)
+        found.append(_changes(first, other, listener))
+        remarks += _about_changes(first, other, found[-1])
         different = tokenizer_differences(first, other)
         if different:
             tokenizers[other.path] = different
-    return Given(first, tuple(others), tuple(remarks), tokenizers)
-
-
-def _other_vectors(reference: Inventory, other: Inventory) -> list[str]:
-    vector = vector_difference(reference, other)
-    if not vector:
-        return []
-    return [
-        f"{other.path.name} was not made from {reference.path.name}: {show(vector)} differs, which quantizing "
-        "leaves alone. The figures are the distance between two models, not what quantization did."
-    ]
+    return Given(first, tuple(others), tuple(found), tuple(remarks), tokenizers)
 
 
 def _never_run(inventory: Inventory) -> list[str]:
@@ -96,31 +77,71 @@ def _never_run(inventory: Inventory) -> list[str]:
     ]
 
 
-def tokenizer_remarks(given: Given, retokenized: Mapping[Path, str], *, as_ids: bool) -> tuple[str, ...]:
-    """What other tokenizers mean for the figures.
+_WHOLE, _RELEASED, _QUANTIZED = range(3)
 
-    Args:
-        given: The files.
-        retokenized: By file, where its tokenizer makes other ids of the measuring text; empty for the same ids.
-        as_ids: Token ids were given instead of text.
+
+def _rank(model: Inventory) -> int:
+    """How well a file serves as the reference: the less, the better."""
+    return _WHOLE if not model.quantized else _RELEASED if model.is_original else _QUANTIZED
+
+
+def _original(first: Inventory, others: Sequence[Inventory]) -> Inventory:
+    """The file to compare with: the first, unless exactly one other is nearer to the original.
 
     Raises:
-        InputError: a tokenizer that makes other ids.
+        UsageError: the first is quantized, and several others are not.
     """
-    remarks = []
-    for path, different in given.tokenizers.items():
-        more = f", and {len(different) - 1} more" if len(different) > 1 else ""
-        if retokenized.get(path):
-            raise InputError(
-                f"{path.name} has another tokenizer than {given.reference.path.name}: {different[0]}{more}; "
-                f"{retokenized[path]}",
-                "their outputs cannot be compared on this text: give files made from this reference, or --tokens",
-            )
-        why = "token ids were given, so that no tokenizer takes part" if as_ids else "the text becomes the same tokens"
-        remarks.append(
-            f"{path.name}: {different[0]}{more}; {why}, and the figures hold. Programs may use it otherwise."
+    rank = min(map(_rank, (first, *others)))
+    better = [other for other in others if _rank(other) == rank < _rank(first)]
+    if len(better) > 1 and not first.is_original:
+        raise UsageError(
+            f"{first.path.name} is not 16 bit, {' and '.join(other.path.name for other in better)} are",
+            "give the one to compare with first",
         )
-    return tuple(remarks)
+    return better[0] if len(better) == 1 else first
+
+
+def _about_reference(model: Inventory) -> list[str]:
+    """What a reader must know of the reference: that it is quantized itself, or a part of it."""
+    if not model.is_original:
+        return [
+            f"The reference {model.path.name} is {claims.quantized_as(model)} at {model.bpw:.2f} bits per weight, not "
+            "16 bit: every figure compares with an already quantized model, whose own damage is in none of them."
+        ]
+    if model.quantized and not model.released_in:
+        names, kinds = list(model.quantized), " and ".join(dict.fromkeys(model.quantized.values()))
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        return [
+            f"The reference {model.path.name} holds {show(names[0])}{more} at {kinds}, not 16 bit: what that does is "
+            "in no figure, and levels keep such tensors as they are."
+        ]
+    return []
+
+
+def _changes(reference: Inventory, other: Inventory, listener: Listener) -> Changes:
+    if other.path.samefile(reference.path):
+        listener.note(f"{other.path.name} is the reference itself: every difference will be 0")
+        return Changes(is_copy=True)
+    return changes(reference, other)
+
+
+def _about_changes(reference: Inventory, other: Inventory, found: Changes) -> list[str]:
+    """What a reader must know of a file whose tensors are all the reference's, or not those that should be."""
+    if found.is_copy and not other.path.samefile(reference.path):
+        return [f"{other.path.name} holds the same tensors as the reference: every difference is 0."]
+    if not found.exact:
+        return []
+    named = ", ".join(show(name) for name in found.exact[:3])
+    more = f" and {len(found.exact) - 3} more" if len(found.exact) > 3 else ""
+    one = len(found.exact) == 1
+    said = f"{named}{more} {'differs' if one else 'differ'}, although {'it is' if one else 'they are'} of the same type"
+    meaning = (
+        "The figures are the distance between two models, not what quantization did."
+        if len(found.exact) > found.of_exact / 2
+        else f"All else that quantizing copies is the same: {'it was' if one else 'they were'} changed or damaged in "
+        "one of the two."
+    )
+    return [f"{other.path.name} was not made from {reference.path.name}: {said} in both. {meaning}"]
 
 
 def _once(files: Sequence[Inventory], listener: Listener) -> list[Inventory]:
@@ -132,18 +153,6 @@ def _once(files: Sequence[Inventory], listener: Listener) -> list[Inventory]:
         else:
             kept.append(inventory)
     return kept
-
-
-def hidden_tokens(count: int, names: Sequence[str]) -> tuple[str, ...]:
-    """Special tokens of the model that are read as characters in the measuring text, and what to do about it."""
-    if not count:
-        return ()
-    shown = ", ".join(map(show, names[:3])) + (" and others" if len(names) > 3 else "")
-    stand = "stands" if count == 1 else "stand"
-    return (
-        f"{counted(count, 'special token')} of this model {stand} in the text as plain characters ({shown}): "
-        "--special parses them, as a chat program does.",
-    )
 
 
 def _require_same_model(reference: Inventory, other: Inventory) -> list[str]:

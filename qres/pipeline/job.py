@@ -46,7 +46,10 @@ def worker_job(
         types_16bit=sizes.types_16bit(reference, values),
         bytes_16bit=sizes.bytes_16bit(reference),
         bytes_q8_0=sizes.bytes_q8_0(reference),
-        levels=tuple(sizes.level_file(level.name, reference, level.inventory, stamps) for level in levels),
+        levels=tuple(
+            sizes.level_file(level.name, reference, level.inventory, stamps, frozenset(level.changes.tensors))
+            for level in levels
+        ),
         texts=flight.texts,
         n_ctx=options.n_ctx,
         threads=options.threads,

@@ -22,10 +22,11 @@ from qres.pipeline import assemble, candidates, estimate, usual_recipes
 from qres.pipeline.assemble import Inputs
 from qres.pipeline.candidates import Candidate
 from qres.pipeline.checks import check_context, given_imatrix, refuse_broken, require_places
-from qres.pipeline.inputs import Given, hidden_tokens, read_inputs, tokenizer_remarks
+from qres.pipeline.inputs import Given, read_inputs
 from qres.pipeline.job import Stamps, worker_job
 from qres.pipeline.loadable_copies import with_copies
 from qres.pipeline.options import ScanOptions
+from qres.pipeline.tokens import hidden_tokens, tokenizer_remarks
 from qres.quantize import ladder
 from qres.quantize.cache import default_folder
 from qres.quantize.original import Original, original, with_digest
@@ -60,8 +61,8 @@ def scan(options: ScanOptions, listener: Listener) -> Result:
     check_context(options, reference)
     with_imatrix = options.imatrix is not None
     wanted = () if given.files else candidates.levels_to_make(options.levels, with_imatrix=with_imatrix)
-    if wanted:
-        candidates.require_16bit(reference)
+    if wanted or options.recipe:
+        candidates.require_original(reference, recipe=options.recipe and not wanted)
     names = [level.name for level in wanted or candidates.from_files(given.files)]
     require_places(options, (reference, *given.files), names)
     imatrix = given_imatrix(options, (reference, *given.files), listener)
@@ -85,7 +86,7 @@ def scan(options: ScanOptions, listener: Listener) -> Result:
         levels, skipped = candidates.made(model, wanted, cache, listener)
         stamps |= {path: files.stamp(path) for one in levels for path in one.inventory.shards}
     else:
-        levels = candidates.from_files(given.files)
+        levels = candidates.from_files(given.files, given.changes)
     rungs, no_ladder = ladder.rungs(model)
     listener.stage("comparing the files")
     shared = candidates.shared(levels, listener.step)

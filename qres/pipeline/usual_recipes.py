@@ -25,6 +25,7 @@ _MIXES = 24
 """Steps between the smallest and the largest of the mixes that are drawn."""
 MORE_BPW = ("+0.10bpw", "+0.25bpw")
 """Budgets beside the sizes of the measured levels: beyond the smallest of them."""
+_NO_SIZE = "no file was measured that is quantized as a whole, whose size they could have"
 VERIFY_CHUNKS = 8
 """Chunks that recipes are verified on; they take no part in the scan."""
 
@@ -49,8 +50,10 @@ def planned(result: Result) -> Result:
         choices = Choices(result)
     except (UnsupportedError, UsageError) as error:
         return replace(result, skipped=(*result.skipped, Skipped("recipes", error.message)))
-    found = []
-    for text in _budgets(choices):
+    found, budgets = [], _budgets(choices)
+    if not budgets:
+        return replace(result, skipped=(*result.skipped, Skipped("recipes", _NO_SIZE)))
+    for text in budgets:
         try:
             found.append(make(choices, budget.parse(text), Wishes()))
         except UsageError:  # a level smaller than any mix of what was predicted
@@ -80,8 +83,9 @@ def _mixes(choices: Choices) -> tuple[Mix, ...]:
 
 def _budgets(choices: Choices) -> list[str]:
     known = choices.result.ladder
-    names = [level.name for level in choices.levels if any(rung.level == level.name for rung in known)]
-    return [*(f"same-as:{name}" for name in names), *MORE_BPW]
+    levels = choices.quantized_levels
+    names = [level.name for level in levels if any(rung.level == level.name for rung in known)]
+    return [*(f"same-as:{name}" for name in names), *(MORE_BPW if levels else ())]
 
 
 def built(result: Result, building: Building, listener: Listener) -> Result:

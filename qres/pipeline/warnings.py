@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from qres.levels import F16_MAX
+from qres.levels import F16_MAX, TYPE_TRAITS
 from qres.records.result import Level, Settings
 from qres.records.stream import Extreme, NonFinite
 
@@ -15,8 +15,18 @@ def warnings(
     non_finite: Sequence[NonFinite],
     extremes: Sequence[Extreme],
     floor: float | None,
+    released_in: str = "",
 ) -> tuple[str, ...]:
-    """What a reader must know before believing the figures; `floor` is the noise floor of the KLD, if there is one."""
+    """What a reader must know before believing the figures.
+
+    Args:
+        run: What was run.
+        records: The levels.
+        non_finite: Where values stop being finite.
+        extremes: Magnitudes near the end of 16-bit float.
+        floor: Noise floor of the KLD, if there is one.
+        released_in: Type that the reference was published in, if it was quantized then.
+    """
     found = [_other_function(one) if one.differs else _unexplained(one, floor or 0.0) for one in records]
     out = [text for text in found if text]
     out += [_broken_numbers(found) for found in non_finite]
@@ -37,6 +47,8 @@ def warnings(
         if file.nominal_bpw and file.bpw > file.nominal_bpw + 0.5:
             fell = len(file.fallback_tensors)
             why = f"{fell} tensors fell back to larger types" if fell else "it mixes types in its own way"
+            if released_in and _bits(released_in) > file.nominal_bpw:
+                why = f"what was released in {released_in} stays so"
             out.append(
                 f"{record.name} really is {file.bpw:.2f} bits per weight (nominally {file.nominal_bpw:.2f}): {why}."
             )
@@ -76,6 +88,12 @@ def _unexplained(level: Level, floor: float) -> str:
             "tensors, but do not take their sizes as given."
         )
     return ""
+
+
+def _bits(type_name: str) -> float:
+    """Per weight."""
+    traits = TYPE_TRAITS[type_name]
+    return 8 * traits.block_bytes / traits.block_size
 
 
 def _broken_numbers(found: NonFinite) -> str:

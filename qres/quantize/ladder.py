@@ -23,11 +23,11 @@ from qres.records.result import Skipped
 def rungs(original: Original) -> tuple[tuple[Rung, ...], tuple[Skipped, ...]]:
     """The type that each usual level gives each tensor of a model, or why that is not known.
 
-    Of a model that is not 16 bit, llama.cpp makes no levels, and there are none. Where there is an importance matrix,
-    levels choose some types otherwise.
+    Of a model that is quantized already, llama.cpp makes no levels, and there are none. Where there is an importance
+    matrix, levels choose some types otherwise.
     """
     reference = original.reference
-    if not reference.is_16bit:
+    if not reference.is_original:
         return (), ()
     try:
         found = planned_types(original, [LEVELS_BY_NAME[name].ftype for name in LADDER])
@@ -52,8 +52,8 @@ def planned_types(
     Raises:
         NativeError: llama.cpp refused.
     """
-    run = (original.reference.path, tuple(ftypes), original.threads, original.imatrix, types)
-    return worker.run(_PlanTask(*run), Logged())
+    run = (original.reference.path, tuple(ftypes), original.threads, original.imatrix)
+    return worker.run(_PlanTask(*run, original.types(types)), Logged())
 
 
 def planned_bytes(reference: Inventory, types: Mapping[str, str]) -> int:

@@ -61,8 +61,8 @@ def make_file(
         )
     try:
         with whole_file(target) as partial:
-            run = (original.reference.path, partial, ftype, original.threads, original.imatrix, types)
-            worker.run(_QuantizeTask(*run), listener)
+            run = (original.reference.path, partial, ftype, original.threads, original.imatrix)
+            worker.run(_QuantizeTask(*run, original.types(types)), listener)
             check(partial)
             require_unchanged(original.stamps)  # the file is said to be made from what was there before
     except NativeError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from qres.events import Listener, in_mib
@@ -23,6 +24,13 @@ class Original:
     """Of the reference's files before anything was made from them."""
     digest: str = ""
     """Of their content; empty until `with_digest`, since it takes reading them whole."""
+
+    def types(self, chosen: Mapping[str, str] | None) -> Mapping[str, str]:
+        """Tensor -> type for the quantizer: those chosen, and the reference's own of what is quantized in it already.
+
+        llama.cpp would quantize such tensors again, or refuse to, unless they are given the type that they have.
+        """
+        return {**self.reference.quantized, **(chosen or {})}
 
 
 def original(reference: Inventory, imatrix: Imatrix | None, threads: int) -> Original:

@@ -14,6 +14,7 @@ from functools import cached_property
 from itertools import pairwise
 
 from qres.errors import InputError, UnsupportedError
+from qres.gguf.inventory import SIXTEEN_BIT
 from qres.levels import LADDER, TYPE_TRAITS
 from qres.recipes import correction
 from qres.records.recipe import Expected, FileTensor, Stock
@@ -147,6 +148,19 @@ class Choices:
         found = [level for level in self.result.levels if _calibrates(level)]
         return sorted(found, key=lambda level: level.file.bytes)
 
+    @property
+    def quantized_levels(self) -> list[Level]:
+        """Those that hold less than half of the matrices as large as the reference: recipes and 16 bit are for them.
+
+        Copies, conversions, and files that are at 16 bit but for a few tensors are none of them.
+        """
+        return [level for level in self.levels if not self._is_mostly_whole(level)]
+
+    def _is_mostly_whole(self, level: Level) -> bool:
+        types = self.level_types(level)
+        rows = [row for row in self.rows if row.quantizable]
+        return 2 * sum(types[row.tensor.name] in SIXTEEN_BIT for row in rows) > len(rows)
+
     def level_types(self, level: Level) -> dict[str, str]:
         """Tensor -> type in the level's file."""
         return dict(zip(self.by_name, level.file.tensor_types, strict=True))
@@ -187,9 +201,11 @@ def loss_of(row: TensorOptions, type_name: str) -> float | None:
 
 def _require(result: Result) -> None:
     found = result.prediction
-    if not result.reference.is_16bit:
+    if not result.reference.is_original:
         raise UnsupportedError(
-            f"{result.reference.name} was no 16-bit model: nothing can be made from it", "scan the 16-bit model"
+            f"{result.reference.name} was no 16-bit model: llama.cpp quantizes no weights a second time, so that no "
+            "recipe can be built from it",
+            "scan the 16-bit model",
         )
     if not found.used:
         raise UnsupportedError(

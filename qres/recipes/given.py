@@ -98,7 +98,7 @@ def _of_gguf(choices: Choices, path: Path, wishes: Wishes) -> tuple[dict[str, st
                 f"{show(path.name)} is not the model that was scanned: {show(name)} is missing or has another shape",
                 f"give a quantized file of {show(choices.result.reference.name)}",
             )
-    types = {name: held[name].type for name in choices.by_name}
+    types = {name: held[name].type if row.quantizable else row.tensor.type for name, row in choices.by_name.items()}
     odd = next((name for name, kind in types.items() if kind not in levels.TYPE_TRAITS), None)
     if odd is not None:
         raise InputError(

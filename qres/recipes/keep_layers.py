@@ -23,7 +23,7 @@ def keep_16bit(choices: Choices, count: int, wishes: Wishes) -> Recipe:
     """
     start = base_level(choices, wishes)
     plan = open_choices(choices, wishes, start)
-    types = choices.types_by_level[start] | {name: plan.fixed[name] for name in plan.pinned}
+    types = choices.types_by_level[start] | plan.fixed
     damage: dict[str, float] = {}
     for row in plan.rows:
         loss = loss_of(row, types[row.tensor.name])

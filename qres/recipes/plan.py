@@ -118,7 +118,7 @@ def open_choices(choices: Choices, wishes: Wishes, start: str) -> OpenChoices:
         elif row.types:
             plan.rows.append(row)
         else:
-            plan.fixed[name] = held[name]
+            plan.fixed[name] = held[name] if row.quantizable else row.tensor.type
     for (pattern, type_name), names in zip(wishes.pins, matched, strict=True):
         if not names:
             raise UsageError(

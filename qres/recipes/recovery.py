@@ -18,9 +18,12 @@ SHARES = (0.10, 0.25, 0.50)
 
 
 def recoveries(choices: Choices) -> tuple[Recovery, ...]:
-    """For each measured level and share, what recovering that much costs; levels without predictions are left out."""
+    """For each measured level and share, what recovering that much costs.
+
+    Left out are levels without predictions, and files that are at 16 bit but for a few tensors.
+    """
     rows = []
-    for level in choices.levels:
+    for level in choices.quantized_levels:
         types = choices.level_types(level)
         if choices.loss(types):
             rows += [_recovery(choices, level, types, share) for share in SHARES]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -17,6 +18,13 @@ class TypeShare:
     """Weights in them."""
     bytes: int
     """Bytes of their data."""
+
+
+def main_types(types: Sequence[TypeShare]) -> str:
+    """The types that hold at least a twentieth of the bytes, those below 16 bit first: `Q8_0 and F16`."""
+    total = sum(share.bytes for share in types)
+    large = [share.type for share in types if share.bytes >= total / 20]
+    return " and ".join(sorted(large, key=lambda name: name in ("F32", "F16", "BF16")))
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,8 @@ class FileTensor:
     type: str
     """Type in the reference."""
     type_16bit: str
-    """`F16` or `BF16`: what holds it at 16 bit by its type and values; empty for vectors, which stay as they are."""
+    """`F16` or `BF16`: what holds it at 16 bit by its type and values; its own type where the reference holds it below
+    16 bit; empty for vectors, which stay as they are."""
 
 
 @dataclass(frozen=True)

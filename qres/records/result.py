@@ -51,9 +51,17 @@ class Reference:
     """What each tensor type holds, most bytes first."""
     is_16bit: bool
     """At least 95 % of the weights in matrices are F16, BF16 or F32; when false, everything compares with an already
-    damaged model."""
+    quantized model, unless `released_in` says that it is the original."""
     not_executed: tuple[NotExecuted, ...] = ()
     """Blocks that never run: nothing that is measured depends on them."""
+    released_in: str = ""
+    """Type that the model was published in, `MXFP4` or `NVFP4`: tensors of that type are the original, and levels keep
+    them; empty for any other reference."""
+
+    @property
+    def is_original(self) -> bool:
+        """Levels and recipes can be made of it: at 16 bit, or as it was released."""
+        return self.is_16bit or bool(self.released_in)
 
 
 @dataclass(frozen=True)
@@ -118,6 +126,8 @@ class Level:
     differs: tuple[str, ...] = ()
     """Where it computes another function than the reference, in words: keys with both values, or where the graphs part;
     empty when both compute the same. Nothing is advised about the bits of a level that differs."""
+    is_copy: bool = False
+    """Its tensors are the reference's, byte for byte: the same model under another name."""
 
 
 @dataclass(frozen=True)

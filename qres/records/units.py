@@ -39,7 +39,7 @@ class Unit:
     bytes_at_level: int
     """Bytes of its matrices in this file."""
     bytes_at_16bit: int
-    """Bytes of the same matrices at 16 bit."""
+    """Bytes of the same matrices at 16 bit, or in the reference where that is less."""
     predicted_kld: float | None = None
     """Predicted, never measured: sum over its tensors at the level's types, times `calibration.factor`; None without a
     replay."""
@@ -60,13 +60,14 @@ class Keep:
     """Name of the unit."""
     type: str
     """`F16`; `BF16` where the reference holds one of its matrices as BF16, or where a weight, an input of a matmul or
-    the stream is beyond half of the range of F16."""
+    the stream is beyond half of the range of F16; the reference's own type of what it holds below 16 bit, and of what
+    costs no bytes."""
     kld_recovered: float
     """The unit's `kld`; for a tied model, the head's and the embedding's together."""
     gap_share: float
     """`kld_recovered` over the level's whole KLD on the ranking text."""
     bytes_added: int
-    """What keeping it adds to the file."""
+    """What keeping it adds to the file; 0 where the level holds as much as the reference, but not the same."""
     confidence: float | None
     """How often the unit is among the first k of the list when chunks are drawn again, k being the length of the
     worthwhile part (past it: its own rank); None below 3 ranking chunks."""
@@ -74,6 +75,9 @@ class Keep:
     """False from the row on where the next larger level buys more KLD per byte."""
     reason: str
     """The two rates, in words."""
+    tensors: tuple[str, ...] = ()
+    """Its tensors that the level holds below 16 bit, or otherwise than the reference does; the others of the unit are
+    the reference's already. Empty in results of before this field."""
 
 
 @dataclass(frozen=True)

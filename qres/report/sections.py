@@ -94,7 +94,8 @@ def _keep(result: Result) -> Section:
         "share of the gap are measured for one unit at a time, on the text that ranks them."
     )
     items = _filled(*(layers.keep(result, level) for level in result.levels))
-    return Section("keep", "What must stay at 16 bit", (intro, *items) if items else ())
+    stay = "at 16 bit" if result.reference.is_original else "as in the reference"
+    return Section("keep", f"What must stay {stay}", (intro, *items) if items else ())
 
 
 def _recipes(result: Result) -> Section:

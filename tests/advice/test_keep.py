@@ -286,3 +286,32 @@ def test_keep_list_does_not_depend_on_the_units_of_bytes_and_nats(question: Ques
     rows = question.ask()
     for kld, size in ((2.0, 1), (0.25, 1), (1.0, 4), (8.0, 2)):  # powers of two: no rounding of their own
         assert choice(scaled(kld, size).ask()) == choice(rows)
+
+
+# ---------------------------------------------------------------- what costs nothing
+
+
+def changed(name: str, kld: float, mib: float = 0.0) -> UnitDamage:
+    """A unit that the level holds otherwise than the reference."""
+    return dataclasses.replace(unit(name, kld, mib), tensors=(f"{name}.weight",))
+
+
+def test_c20_keep_list_begins_with_what_is_free_to_mend() -> None:
+    rows = keep_list([unit("costly", 0.5), changed("less", 0.01), changed("more", 0.02)], 0.6, 0.001, None)
+    assert [(row.unit, row.bytes_added, row.worth_it) for row in rows] == [
+        ("more", 0, True),
+        ("less", 0, True),
+        ("costly", MIB, True),
+    ]
+    assert rows[0].tensors == ("more.weight",)
+    assert rows[0].reason == "it takes no more bytes in the reference"
+    assert rows[0].confidence == 1.0
+
+
+def test_c20_what_is_free_is_worth_it_whatever_a_larger_level_does() -> None:
+    rows = keep_list([changed("free", 0.01), changed("dear", 0.02, mib=1)], 0.2, None, NextLevel("Q8_0", 0.2, MIB))
+    assert [(row.unit, row.worth_it) for row in rows] == [("free", True), ("dear", False)]
+
+
+def test_c20_a_difference_within_the_noise_is_no_damage() -> None:
+    assert keep_list([changed("quiet", 0.0029)], 0.2, 0.001, None) == ()

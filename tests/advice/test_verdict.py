@@ -9,6 +9,7 @@ import pytest
 
 from qres.advice import verdict
 from qres.metrics.output import OutputStats, TokenScores
+from qres.records.files import TypeShare
 from qres.records.result import Level
 from qres.records.stream import NoiseFloor
 from qres.records.units import Keep, KeepCheck
@@ -20,7 +21,7 @@ MIB = 2**20
 
 # ---------------------------------------------------------------- the verdict
 
-REFERENCE = example().reference
+REFERENCE = dataclasses.replace(example().reference, bytes=100 * MIB)
 NOISE = NoiseFloor(1e-4, None)
 
 
@@ -155,7 +156,9 @@ def test_verdict_ships_nothing_as_large_as_the_reference() -> None:
     whole = REFERENCE.bytes // MIB + 1
     small, large = level("Q2_K", 1, same_top=0.4, kld=2.0), level("F32", whole, kld=0.0)
     assert verdict.verdict(REFERENCE, [small, large], NOISE).level == "Q2_K"
-    assert verdict.verdict(REFERENCE, [large], NOISE).level == "F32"  # where there is no other
+    alone = verdict.verdict(REFERENCE, [large], NOISE)
+    assert alone.level is None
+    assert alone.headline.startswith("Nothing to ship: F32 is not smaller than the reference (100 MiB); same top")
 
 
 def test_verdict_takes_no_level_for_good_that_is_not_sound() -> None:
@@ -316,3 +319,79 @@ def test_verdict_of_a_sound_reference_is_not_touched_by_the_check() -> None:
     levels = [level("Q5_K_M", 50)]
     assert verdict.verdict(REFERENCE, levels, NOISE, "") == verdict.verdict(REFERENCE, levels, NOISE)
     assert verdict.verdict(REFERENCE, levels, NOISE).level == "Q5_K_M"
+
+
+# ---------------------------------------------------------------- nothing to choose from
+
+
+def copy(name: str = "F16", mib: int = 100) -> Level:
+    return dataclasses.replace(changed_level(level(name, mib, kld=0.0), bpw=16.01), is_copy=True)
+
+
+def test_c5_verdict_of_a_copy_alone_advises_nothing() -> None:
+    found = verdict.verdict(REFERENCE, [copy(mib=99)], NOISE)  # a few bytes less of metadata
+    assert found.level is None
+    assert found.headline == "Nothing to choose. F16 holds the same tensors as the reference."
+    assert "MiB" not in f"{found.headline} {found.keep} {found.details}"
+    several = verdict.verdict(REFERENCE, [copy("F16 (a.gguf)"), copy("F16 (b.gguf)")], NOISE)
+    expected = "Nothing to choose. F16 (a.gguf) and F16 (b.gguf) hold the same tensors as the reference."
+    assert several.headline == expected
+
+
+def test_c5_verdict_of_a_copy_beside_a_level_is_the_level() -> None:
+    bad = level("Q2_K", 20, same_top=0.4, kld=2.0)
+    for one, start in ((level("Q5_K_M", 50), "Ship Q5_K_M (50 MiB, 50% of"), (bad, "Q2_K is the least damaged")):
+        found = verdict.verdict(REFERENCE, [one, copy()], NOISE)
+        assert found.level == one.name
+        assert found.headline.startswith(start)
+        assert found.headline.endswith(". F16 holds the same tensors as the reference.")
+
+
+@pytest.mark.parametrize(("mib", "bpw"), [(100, REFERENCE.bpw), (99, REFERENCE.bpw), (200, 32.0), (101, 8.5)])
+def test_c5_verdict_ships_no_file_that_is_not_smaller(mib: int, bpw: float) -> None:
+    """Conversions: less metadata makes no smaller file."""
+    found = verdict.verdict(REFERENCE, [changed_level(level("BF16", mib), bpw=bpw)], NOISE)
+    assert found.level is None
+    assert found.headline == (
+        "Nothing to ship: BF16 is not smaller than the reference (100 MiB); same top token 95.0%, perplexity +1.0%, "
+        "KLD 0.0500."
+    )
+    assert "500 times the noise floor" in found.details
+
+
+def test_c5_verdict_of_several_larger_files_has_the_figures_of_the_best() -> None:
+    large = [level("F32", 200, kld=0.1), level("BF16", 100, kld=0.01)]
+    found = verdict.verdict(REFERENCE, [*large, copy()], NOISE)
+    assert found.headline == (
+        "Nothing to ship: F32 and BF16 are not smaller than the reference (100 MiB); BF16 has same top token 95.0%, "
+        "perplexity +1.0%, KLD 0.0100. F16 holds the same tensors as the reference."
+    )
+
+
+# ---------------------------------------------------------------- a reference that is quantized itself
+
+
+def share(type: str, mib: int) -> TypeShare:
+    return TypeShare(type, 1, MIB, mib * MIB)
+
+
+@pytest.mark.parametrize(
+    ("types", "said"),
+    [
+        ((share("Q8_0", 99), share("F32", 1)), "Q8_0"),
+        ((share("F16", 60), share("Q6_K", 39), share("F32", 1)), "Q6_K and F16"),
+    ],
+)
+def test_c6_verdict_says_what_it_is_relative_to(types: tuple[TypeShare, ...], said: str) -> None:
+    reference = dataclasses.replace(REFERENCE, is_16bit=False, types=types)
+    for same_top in (0.95, 0.5):
+        found = verdict.verdict(reference, [level("Q4_K_M", 50, same_top=same_top)], NOISE)
+        assert found.headline.endswith(f"KLD 0.0500, relative to {said}.")
+    assert "16 bit" not in f"{found.headline} {found.keep} {found.details}"
+    assert "qres scan then makes levels" not in verdict.verdict(reference, [copy()], NOISE).details
+
+
+def test_c7_verdict_of_a_released_model_is_relative_to_nothing() -> None:
+    reference = dataclasses.replace(REFERENCE, is_16bit=False, released_in="MXFP4")
+    levels = [level("Q4_K_M", 50)]
+    assert verdict.verdict(reference, levels, NOISE) == verdict.verdict(REFERENCE, levels, NOISE)

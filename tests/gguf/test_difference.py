@@ -183,3 +183,41 @@ def test_content_digest(tmp_path: Path) -> None:
     assert difference.content_digest(second) == hashlib.sha256(b"end").hexdigest()
     with pytest.raises(InputError, match="cannot read"):
         difference.content_digest(tmp_path / "missing")
+
+
+# ---------------------------------------------------------------- what a file holds otherwise at the same type
+
+
+def test_c20_changes_name_the_tensors_that_differ_at_the_same_type(tmp_path: Path) -> None:
+    reference = with_data(tmp_path, "a", {})
+    names = [row[0] for row in ROWS]
+    same = difference.changes(reference, with_data(tmp_path, "b", {}))
+    assert same == difference.Changes((), (), 2, is_copy=True)
+    found = difference.changes(reference, with_data(tmp_path, "c", {names[0]: b"\1", names[1]: b"\1"}))
+    assert found == difference.Changes(tuple(names[:2]), tuple(names[:2]), 2, is_copy=False)
+
+
+def test_c5_a_copy_has_all_tensors_at_the_same_types(tmp_path: Path) -> None:
+    reference = with_data(tmp_path, "a", {})
+    (name, shape, _, start), *rest = ROWS
+    assert not difference.changes(reference, with_data(tmp_path, "b", {}, [(name, shape, 30, start), *rest])).is_copy
+    assert not difference.changes(reference, with_data(tmp_path, "c", {}, ROWS[:2])).is_copy
+    assert not difference.changes(with_data(tmp_path, "d", {}, ROWS[:2]), reference).is_copy
+    split = model_file.read(put_split(tmp_path)[0])
+    assert difference.changes(split, with_data(tmp_path, "e", {})).is_copy
+
+
+def test_changes_leave_rope_factors_and_other_types_out(tmp_path: Path) -> None:
+    rows: list[Row] = [*ROWS, ("rope_freqs.weight", (32,), 0, 1 << 12), ("output.weight", (64, 4), 8, 1 << 13)]
+    reference = with_data(tmp_path, "a", {}, rows)
+    found = difference.changes(reference, with_data(tmp_path, "b", {"rope_freqs.weight": b"\1"}, rows))
+    assert (found.tensors, found.of_exact, found.is_copy) == ((), 2, False)
+    found = difference.changes(reference, with_data(tmp_path, "c", {"output.weight": b"\1"}, rows))
+    assert (found.tensors, found.exact) == (("output.weight",), ())  # quantized twice: not the same blocks
+
+
+def test_changes_of_a_file_that_has_gone_are_refused(tmp_path: Path) -> None:
+    reference, other = with_data(tmp_path, "a", {}), with_data(tmp_path, "b", {})
+    other.path.unlink()
+    with pytest.raises(InputError, match="cannot read"):
+        difference.changes(reference, other)

@@ -10,7 +10,8 @@ import pytest
 
 from qres.errors import InputError
 from qres.gguf import model_file, relaying
-from qres.pipeline.inputs import Given, tokenizer_remarks
+from qres.pipeline.inputs import Given
+from qres.pipeline.tokens import tokenizer_remarks
 from tests.gguf.building import ROWS, inventory
 from tests.gguf.editing import Data, load, made, save
 
@@ -18,7 +19,7 @@ OTHER = Path("other.gguf")
 
 
 def given(tmp_path: Path, *different: str) -> Given:
-    return Given(inventory(tmp_path), (), (), {OTHER: different})
+    return Given(inventory(tmp_path), (), (), (), {OTHER: different})
 
 
 def test_the_same_tokens_are_a_remark(tmp_path: Path) -> None:
@@ -43,7 +44,7 @@ def test_other_tokens_are_refused(tmp_path: Path) -> None:
 
 
 def test_no_other_tokenizer_no_remark(tmp_path: Path) -> None:
-    assert tokenizer_remarks(Given(inventory(tmp_path), (), (), {}), {}, as_ids=False) == ()
+    assert tokenizer_remarks(Given(inventory(tmp_path), (), (), (), {}), {}, as_ids=False) == ()
 
 
 # ---------------------------------------------------------------- copies in another layout

@@ -147,9 +147,17 @@ def reference(result: Result) -> Table:
         ("vocabulary", count(ref.n_vocab)),
         ("trained context", count(ref.n_ctx_train)),
         ("size", f"{mib(ref.bytes)} MiB, {fixed(ref.bpw)} bits per weight"),
-        ("16 bit", "yes" if ref.is_16bit else "no: levels are compared with an already quantized model"),
+        ("16 bit", _sixteen(ref)),
     )
     return _pairs("reference", "Reference", pairs)
+
+
+def _sixteen(ref: Reference) -> str:
+    if ref.is_16bit:
+        return "yes"
+    if ref.released_in:
+        return f"but for what was released in {ref.released_in}, which levels keep as it is"
+    return "no: levels are compared with an already quantized model"
 
 
 def settings(result: Result) -> Table:

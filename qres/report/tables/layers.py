@@ -66,7 +66,7 @@ def units(result: Result, level: Level) -> Table:
         Column("ratio"),
         Column("drift"),
         Column("MiB at level"),
-        Column("MiB at 16 bit"),
+        Column("MiB at 16 bit" if result.reference.is_original else "MiB in the reference"),
         Column("tensors", "text"),
     )
     rows = (
@@ -125,7 +125,7 @@ def keep(result: Result, level: Level) -> Table:
                 number(row.confidence, percent(row.confidence, 0)),
                 text("yes" if row.worth_it else "no"),
                 text(row.reason),
-                text(_tensors(weights.get(row.unit, ()))),
+                text(_tensors(row.tensors or weights.get(row.unit, ()))),
             )
         )
     marked = [index for index, row in enumerate(level.sensitivity.keep_16bit) if row.worth_it]

@@ -67,7 +67,7 @@ def key_numbers(result: Result) -> tuple[KeyNumber, ...]:
             f"{mib(level.file.bytes)} MiB",
             f"{fixed(level.file.bpw)} bits per weight",
             f"{percent(level.file.bytes / result.reference.bytes, 0)} of the 16-bit file"
-            if result.reference.is_16bit
+            if result.reference.is_16bit and not result.reference.released_in
             else f"{percent(level.file.bytes / result.reference.bytes, 0)} of the reference file",
         ),
     )
