@@ -65,7 +65,7 @@ def publishers_mix(inventory: Inventory) -> str:
 
 
 def quantized_as(inventory: Inventory) -> str:
-    """What a quantized file is called in messages: the mix or level it claims, or what it holds where it claims 16 bit."""
+    """What a quantized file is called in messages: the mix or level it claims; what it holds where it claims 16 bit."""
     is_claimed = inventory.file_type and inventory.file_type not in SIXTEEN_BIT
     return publishers_mix(inventory) or (inventory.file_type if is_claimed else main_types(inventory.types))
 

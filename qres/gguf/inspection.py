@@ -15,6 +15,7 @@ from qres.gguf import bpw_gap, claims, model_file
 from qres.gguf.bpw_gap import BpwGap
 from qres.gguf.format.metadata import Digest, Unreadable, Value
 from qres.gguf.inventory import Inventory
+from qres.native import loadable
 from qres.printable import show
 from qres.records.files import TypeShare
 
@@ -135,19 +136,35 @@ def inspect_file(file: Path, *, values: bool, threads: int, listener: Listener) 
         InputError: a file that is missing, unreadable or no GGUF.
     """
     inventory = model_file.read(file, tolerant=True)
+    refusal = _asked(inventory)
     if not values:
-        return inspect(inventory)
+        return inspect(inventory, refusal=refusal)
     from qres.gguf import magnitudes  # loads numpy
 
     listener.stage("reading weights, MiB")
-    return inspect(inventory, magnitudes.scan(inventory, in_mib(listener), threads))
+    return inspect(inventory, magnitudes.scan(inventory, in_mib(listener), threads), refusal)
 
 
-def inspect(inventory: Inventory, magnitudes: tuple[Magnitudes, ...] | None = None) -> Inspection:
-    """Put together what the header says; `magnitudes` is what `magnitudes.scan` found in the data."""
+def _asked(inventory: Inventory) -> QresError | None:
+    """Why llama.cpp does not take a model with which nothing seems wrong; other files are not worth a process."""
+    if _header_refusal(inventory):
+        return None
+    return loadable.refusal(inventory.path)
+
+
+def inspect(
+    inventory: Inventory, magnitudes: tuple[Magnitudes, ...] | None = None, refusal: QresError | None = None
+) -> Inspection:
+    """Put together what the header says.
+
+    Args:
+        inventory: The file.
+        magnitudes: What `magnitudes.scan` found in the data.
+        refusal: Why llama.cpp does not take the file; None when it does, or was not asked.
+    """
     metadata = inventory.metadata
     return Inspection(
-        verdict=_standing(inventory, magnitudes),
+        verdict=_standing(inventory, magnitudes, refusal),
         path=show(inventory.path),
         shards=tuple(show(path.name) for path in inventory.shards),
         file_bytes=inventory.file_bytes,
@@ -172,7 +189,8 @@ def inspect(inventory: Inventory, magnitudes: tuple[Magnitudes, ...] | None = No
     )
 
 
-def _standing(inventory: Inventory, magnitudes: tuple[Magnitudes, ...] | None) -> Standing:
+def _header_refusal(inventory: Inventory) -> Standing | None:
+    """Why the file is of no use, as far as the header tells."""
     fatal = [problem for problem in inventory.problems if problem.fatal]
     if fatal:
         return Standing("neither", f"it is {fatal[0].message.partition(':')[0]}", fatal[0].hint)
@@ -180,6 +198,15 @@ def _standing(inventory: Inventory, magnitudes: tuple[Magnitudes, ...] | None) -
         model_file.require_language_model(inventory, "given")
     except QresError as error:
         return Standing("neither", error.message.replace(f"the given model {show(inventory.path)}", "it"), error.hint)
+    return None
+
+
+def _standing(inventory: Inventory, magnitudes: tuple[Magnitudes, ...] | None, refusal: QresError | None) -> Standing:
+    header = _header_refusal(inventory)
+    if header:
+        return header
+    if refusal:
+        return Standing("neither", refusal.message, refusal.hint)
     broken = [found for found in magnitudes or () if found.n_bad]
     if broken:
         more = f" and {len(broken) - 1} more tensors" if len(broken) > 1 else ""

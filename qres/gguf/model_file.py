@@ -6,6 +6,7 @@ read weights.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -108,3 +109,26 @@ def require_language_model(inventory: Inventory, role: str) -> None:
             raise UnsupportedError(
                 f"{message}, which llama.cpp no longer reads", "quantize it again, to Q4_0 or IQ4_NL"
             )
+    _require_loadable(inventory, subject)
+
+
+_TOWERS = re.compile(r"(v|mm|a|mm_a|resampler|adapter)\.")
+"""First part of the names of tensors that belong into an mmproj file: vision, audio, and what leads from them."""
+
+
+def _require_loadable(inventory: Inventory, subject: str) -> None:
+    """What llama.cpp refuses, or aborts on, as far as names and types tell (docs/facts.md, 36)."""
+    tower = [tensor.name for tensor in inventory.tensors if _TOWERS.match(tensor.name)]
+    if tower:
+        raise InputError(
+            f"{subject} holds {len(tower)} tensors of a vision or audio tower beside the language model, first "
+            f"{show(tower[0])!r}: llama.cpp cannot load them from one file",
+            "convert the original model again without --mmproj, and the tower apart with --mmproj",
+        )
+    norms = [one for one in inventory.tensors if one.n_dims == 1 and one.name.endswith("norm.weight")]
+    odd = next((one for one in norms if one.type != "F32"), None)
+    if odd is not None:
+        raise InputError(
+            f"{subject} has the norm {show(odd.name)!r} as {odd.type}: llama.cpp computes norms with F32 only",
+            "convert the original model again: converters write norms as F32",
+        )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from qres.errors import NativeError
+from qres.errors import NativeError, QresError
 from qres.measure.job import Preflight
 from qres.native.memory import ContextMemory, context_memory, layout
 from qres.native.session import require_backend
@@ -27,6 +27,7 @@ def preflight(
     n_gpu_layers: int,
     device: str,
     others: Sequence[Path] = (),
+    files: Sequence[Path] = (),
 ) -> Preflight:
     """Check that llama.cpp takes the model and the settings, tokenize the texts, and lay out contexts.
 
@@ -37,18 +38,20 @@ def preflight(
         n_gpu_layers: As asked for.
         device: For the prediction, as torch names it.
         others: Files with other tokenizers, to tokenize the same texts with.
+        files: Given levels: llama.cpp must take one of them at least.
 
     Raises:
-        InputError: a text that cannot be used.
-        UnsupportedError: no GPU backend.
+        InputError: a text or model that cannot be used.
+        UnsupportedError: no GPU backend, or a model that this llama.cpp does not know.
         UsageError: torch has no such device.
-        NativeError: llama.cpp refuses the model.
+        NativeError: llama.cpp failed.
     """
     require_backend(n_gpu_layers)
     if device != "cpu":
         from qres.sensitivity.device import require_device  # torch takes a second
 
         require_device(device)
+    _require_one(files)
     memory: dict[int, tuple[int, int]] = {}
     own = None
     with layout(model) as laid_out:
@@ -64,6 +67,19 @@ def preflight(
         hidden = (0, ()) if plan.text.special else words.hidden((plan.text.text or b"")[:_SEARCHED])
     retokenized = {path: _other_tokens(path, plan, texts) for path in others}
     return Preflight(texts, own, memory, no_memory, retokenized, *hidden)
+
+
+def _require_one(files: Sequence[Path]) -> None:
+    """Refuse files none of which llama.cpp takes; where it takes one, the others are listed as not measured."""
+    errors = []
+    for path in files:
+        try:
+            with layout(path):
+                return
+        except QresError as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
 
 
 def _other_tokens(path: Path, plan: chunks.Plan, known: chunks.Texts) -> str:

@@ -23,12 +23,14 @@ class CheckTask:
     """For the prediction, as torch names it."""
     others: tuple[Path, ...] = ()
     """Files with other tokenizers, to tokenize the same texts with."""
+    files: tuple[Path, ...] = ()
+    """Given levels: llama.cpp must take one of them at least."""
 
     def work(self, listener: Listener) -> Preflight:
         """Check, in the worker; raises as `preflight.preflight`."""
         from qres.measure.preflight import preflight
 
-        return preflight(self.model, self.plan, self.contexts, self.n_gpu_layers, self.device, self.others)
+        return preflight(self.model, self.plan, self.contexts, self.n_gpu_layers, self.device, self.others, self.files)
 
 
 @dataclass(frozen=True)

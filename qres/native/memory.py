@@ -10,7 +10,7 @@ from typing import Any
 
 import llama_cpp
 
-from qres.errors import NativeError
+from qres.errors import NativeError, QresError
 from qres.native.session import loaded_model, log
 
 _CACHE = re.compile(r"^llama_(?:kv_cache|memory)\w*: size\s*=\s*([\d.]+) MiB")
@@ -32,7 +32,7 @@ def layout(path: Path) -> AbstractContextManager[Any]:
     """A model laid out but not loaded: llama.cpp checks every tensor's name and shape, and allocates nothing.
 
     Raises:
-        NativeError: llama.cpp refuses the model.
+        QresError: llama.cpp refuses the model, as `session.loaded_model`.
     """
     return loaded_model(path, no_alloc=True, load_mode=llama_cpp.LLAMA_LOAD_MODE_NONE, n_gpu_layers=0)
 
@@ -42,7 +42,7 @@ def refusal(path: Path) -> str:
     try:
         with layout(path):
             return ""
-    except NativeError as error:
+    except QresError as error:
         return error.message
 
 

@@ -12,7 +12,6 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
@@ -24,6 +23,7 @@ import numpy.typing as npt
 from qres.errors import NativeError, UnsupportedError
 from qres.native import ggml
 from qres.native.graph import Graph, Recorder
+from qres.native.refusals import load_error
 
 Floats = npt.NDArray[np.float32]
 
@@ -108,7 +108,7 @@ def loaded_model(path: Path, **settings: int | bool) -> Iterator[Any]:
     """A model, freed at the end; `settings` are fields of `llama_model_params` that are not to have their defaults.
 
     Raises:
-        NativeError: llama.cpp refuses it; its own reason is given.
+        QresError: llama.cpp refuses it, for its own reason, which decides the class (`refusals.load_error`).
     """
     log.clear()
     params = llama_cpp.llama_model_default_params()
@@ -116,17 +116,11 @@ def loaded_model(path: Path, **settings: int | bool) -> Iterator[Any]:
         setattr(params, name, value)
     model = llama_cpp.llama_model_load_from_file(os.fsencode(path), params)
     if not model:
-        raise _cannot_load(path)
+        raise load_error(path.name, log.reason())
     try:
         yield model
     finally:
         llama_cpp.llama_model_free(model)
-
-
-def _cannot_load(path: Path) -> NativeError:
-    reason = log.reason()
-    newer = f"it may be newer than llama-cpp-python {version('llama-cpp-python')}: update that"
-    return NativeError(f"llama.cpp cannot load {path.name}: {reason}", f"{newer}, or get or convert the model again")
 
 
 def require_backend(n_gpu_layers: int) -> None:

@@ -142,7 +142,8 @@ def _contexts(reference: Inventory) -> list[int]:
 def _preflight(options: ScanOptions, given: Given, plan: Plan, listener: Listener) -> Preflight:
     contexts = tuple(_contexts(given.reference))
     others = () if options.tokens else tuple(given.tokenizers)
-    task = CheckTask(given.reference.path, plan, contexts, options.n_gpu_layers, options.device, others)
+    files = tuple(one.path for one in given.files)
+    task = CheckTask(given.reference.path, plan, contexts, options.n_gpu_layers, options.device, others, files)
     return worker.run(task, listener)
 
 

@@ -22,6 +22,7 @@ import pytest
 
 from qres.cli.program import main
 from qres.errors import NativeError
+from qres.native import loadable
 from qres.pipeline import demo
 from qres.pipeline import run as scan_module
 from tests.gguf.building import LLAMA, Row, Typed, build, put
@@ -145,6 +146,7 @@ def run(arguments: Sequence[str], stdin: bytes | None = b"") -> Outcome:
         mock.patch.object(sys, "stdin", given),
         mock.patch.object(scan_module, "_preflight", _accepted),
         mock.patch.object(demo, "reference", _accepted),
+        mock.patch.object(loadable, "refusal", return_value=None),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
     ):

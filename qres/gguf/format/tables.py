@@ -49,7 +49,7 @@ def read_tables(cursor: Cursor, n_values: int, n_tensors: int, shard: int = 0) -
     data = -(-cursor.at // alignment) * alignment
     tensors = tuple(row.tensor(data, shard) for row in tables.rows.values())
     tables.check_complete()
-    problems = (*tables.problems, *layout_problems(tensors, cursor.size))
+    problems = (*tables.problems, *layout_problems(tensors, cursor.size, data, alignment))
     return Tables(tables.metadata, tensors, problems, table_at)
 
 

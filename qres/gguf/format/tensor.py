@@ -11,6 +11,9 @@ from qres.gguf.format.cursor import Problem, corrupt
 from qres.printable import show
 
 _MAX_SIZE = 2**63 - 1  # llama.cpp counts weights and bytes in an int64
+_MAX_NAME = 63  # bytes: GGML_MAX_NAME counts the zero behind it
+_BUFFER_ALIGNMENT = 32  # TENSOR_ALIGNMENT of ggml-backend.cpp: a buffer that starts elsewhere aborts
+_WRITE_AGAIN = "convert the original model again, or write the file again with gguf-py"
 
 
 @dataclass(frozen=True)
@@ -76,8 +79,15 @@ class TableRow:
         return Tensor(self.name, self.shape, name, self.type_id, n_weights, n_bytes, data + self.offset, shard)
 
 
-def layout_problems(tensors: Sequence[Tensor], file_bytes: int) -> Iterator[Problem]:
-    """What is wrong with sizes and places: rows that their type cannot hold, tensors that are not within the file."""
+def layout_problems(tensors: Sequence[Tensor], file_bytes: int, data: int, alignment: int) -> Iterator[Problem]:
+    """What is wrong with sizes and places, and what llama.cpp refuses in a file that is whole (docs/facts.md, 38).
+
+    Args:
+        tensors: In the order of the table.
+        file_bytes: Size of the file.
+        data: Byte that the tensor data starts at.
+        alignment: Of the tensors within it, in bytes.
+    """
     torn = [t for t in tensors if t.n_bytes is None and t.row % _block_size(t)]
     if torn:
         what = f"rows of {torn[0].row}, not a multiple of {torn[0].type}'s block of {_block_size(torn[0])}"
@@ -87,6 +97,33 @@ def layout_problems(tensors: Sequence[Tensor], file_bytes: int) -> Iterator[Prob
         what = f"tensor {show(beyond[0].name)!r} ends at byte {beyond[0].end}, the file has {file_bytes}"
         last = f"tensors beyond it, the last up to byte {max(t.end for t in beyond)}"
         yield Problem(f"truncated: {what}{_more(beyond, last)}")
+        return
+    yield from _names_too_long(tensors)
+    yield from _misplaced(tensors, data, alignment)
+
+
+def _names_too_long(tensors: Sequence[Tensor]) -> Iterator[Problem]:
+    long = [t for t in tensors if len(t.name.encode()) > _MAX_NAME]
+    if long:
+        what = f"tensor {show(long[0].name)!r} has a name of {len(long[0].name.encode())} bytes, llama.cpp takes"
+        yield Problem(f"not loadable: {what} {_MAX_NAME}{_more(long, 'such names')}", _WRITE_AGAIN)
+
+
+def _misplaced(tensors: Sequence[Tensor], data: int, alignment: int) -> Iterator[Problem]:
+    """Tensors follow each other without a gap, in the order of the table, and the first one is aligned for the CPU."""
+    expected = data
+    for tensor in tensors:
+        traits = levels.TYPES_BY_ID.get(tensor.type_id)
+        if traits is None or traits.removed or tensor.n_bytes is None:
+            return  # where the next one starts is not known
+        if tensor.offset != expected:
+            what = f"tensor {show(tensor.name)!r} is at byte {tensor.offset}, llama.cpp expects it at {expected}"
+            yield Problem(f"not loadable: {what}, right behind the one before", _WRITE_AGAIN)
+            return
+        expected += -(-tensor.n_bytes // alignment) * alignment
+    if tensors and data % _BUFFER_ALIGNMENT:
+        what = f"the tensor data starts at byte {data}, not at a multiple of {_BUFFER_ALIGNMENT}"
+        yield Problem(f"not loadable: {what} (general.alignment is {alignment})", _WRITE_AGAIN)
 
 
 def _block_size(tensor: Tensor) -> int:
