@@ -134,7 +134,8 @@ def _magnitudes_title(magnitudes: Sequence[Magnitudes] | None) -> str:
     largest = max(checked, key=lambda found: found.absmax, default=None)
     size = f", largest magnitude {significant(largest.absmax)} in {largest.tensor}" if largest else ""
     bad = sum(found.n_bad > 0 for found in checked)
-    state = f"{bad} not finite" if bad else "all finite"
+    zeros = sum(found.only_zeros for found in checked)
+    state = (f"{bad} not finite" if bad else "all finite") + (f", {zeros} only zeros" if zeros else "")
     return f"Values: {len(checked)} of {len(magnitudes)} tensors looked at, {state}{size}"
 
 
@@ -149,6 +150,8 @@ def _said(found: Magnitudes) -> str:
         return f"not looked at: {found.not_checked}"
     if found.n_bad:
         return f"{count(found.n_nan)} NaN, {count(found.n_inf)} infinite, the first at {count(found.first_bad or 0)}"
+    if found.only_zeros:
+        return "holds only zeros"
     if found.beyond_f16:
         return "beyond 65,504: does not fit F16"
     return "more than half of 65,504, where F16 ends" if found.near_f16 else ""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from qres.errors import QresError
 from qres.events import Listener, in_mib
-from qres.gguf import bpw_gap, claims, model_file
+from qres.gguf import bpw_gap, claims, model_file, zeros
 from qres.gguf.bpw_gap import BpwGap
 from qres.gguf.format.metadata import Digest, Unreadable, Value
 from qres.gguf.inventory import Inventory
@@ -201,17 +201,29 @@ def _header_refusal(inventory: Inventory) -> Standing | None:
     return None
 
 
+def _broken_data(inventory: Inventory, magnitudes: tuple[Magnitudes, ...]) -> Standing | None:
+    """Why the file is of no use, as far as its data tells."""
+    try:
+        zeros.require_filled(inventory)
+    except QresError as error:
+        return Standing("neither", error.message.replace(f"{show(inventory.path)} is", "it is"), error.hint)
+    broken = [found for found in magnitudes if found.n_bad]
+    if not broken:
+        return None
+    more = f" and {len(broken) - 1} more tensors" if len(broken) > 1 else ""
+    what = f"NaN or infinities in {show(broken[0].tensor)}{more}"
+    return Standing("neither", what, "get the file again, or make it again")
+
+
 def _standing(inventory: Inventory, magnitudes: tuple[Magnitudes, ...] | None, refusal: QresError | None) -> Standing:
     header = _header_refusal(inventory)
     if header:
         return header
     if refusal:
         return Standing("neither", refusal.message, refusal.hint)
-    broken = [found for found in magnitudes or () if found.n_bad]
+    broken = None if magnitudes is None else _broken_data(inventory, magnitudes)
     if broken:
-        more = f" and {len(broken) - 1} more tensors" if len(broken) > 1 else ""
-        what = f"NaN or infinities in {show(broken[0].tensor)}{more}"
-        return Standing("neither", what, "get the file again, or make it again")
+        return broken
     if inventory.is_16bit:
         held = claims.main_type(inventory)
         reason = f"a {_KINDS[inventory.kind]} at {32 if held == 'F32' else 16} bit ({held})"

@@ -60,6 +60,11 @@ class Magnitudes:
         return self.n_nan + self.n_inf
 
     @property
+    def only_zeros(self) -> bool:
+        """Every value is 0."""
+        return self.checked and self.absmax == 0 and not self.n_bad
+
+    @property
     def beyond_f16(self) -> bool:
         """A finite value does not fit 16-bit float."""
         return self.absmax > F16_MAX

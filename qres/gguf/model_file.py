@@ -112,12 +112,23 @@ def require_language_model(inventory: Inventory, role: str) -> None:
     _require_loadable(inventory, subject)
 
 
+_AGAIN = "get the file again, or convert the original model again"
 _TOWERS = re.compile(r"(v|mm|a|mm_a|resampler|adapter)\.")
 """First part of the names of tensors that belong into an mmproj file: vision, audio, and what leads from them."""
 
 
+_MAX_LAYERS = 512
+"""LLAMA_MAX_LAYERS."""
+
+
 def _require_loadable(inventory: Inventory, subject: str) -> None:
-    """What llama.cpp refuses, or aborts on, as far as names and types tell (docs/facts.md, 36)."""
+    """What llama.cpp refuses, or aborts on, as far as names, types and counts tell (docs/facts.md, 39)."""
+    blocks = inventory.metadata.get(f"{inventory.architecture}.block_count")
+    if type(blocks) is int and not 0 < blocks <= _MAX_LAYERS:
+        raise InputError(f"{subject} says it has {blocks} blocks, possible are 1 to {_MAX_LAYERS}", _AGAIN)
+    for key, value in inventory.metadata.items():
+        if key.endswith(("norm_epsilon", "norm_rms_epsilon")) and isinstance(value, float) and not value >= 0:
+            raise InputError(f"{subject} has {value:g} as {show(key)}, which no norm can be computed with", _AGAIN)
     tower = [tensor.name for tensor in inventory.tensors if _TOWERS.match(tensor.name)]
     if tower:
         raise InputError(

@@ -66,7 +66,7 @@ def _otherwise(job: Job, level: int, names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _added(job: Job, level: int, name: str) -> int:
-    """Bytes that one tensor at 16 bit adds; none where the level has it so, as large as the reference, or not at all."""
+    """Bytes that one tensor at 16 bit adds; none where the level has it so, as large as the reference, or not."""
     wanted = job.bytes_16bit.get(name, 0)
     return max(0, wanted - job.levels[level].tensor_bytes.get(name, wanted))
 

@@ -75,6 +75,17 @@ def given_imatrix(options: ScanOptions, models: Sequence[Inventory], listener: L
     return imatrix
 
 
+def zero_matrices(reference: Inventory, values: Sequence[Magnitudes]) -> tuple[str, ...]:
+    """What a reader must know of matrices that hold only zeros: they do nothing, at any type."""
+    matrices = {tensor.name for tensor in reference.tensors if tensor.n_dims > 1 and tensor.n_weights}
+    names = [row.tensor for row in values if row.only_zeros and row.tensor in matrices]
+    if not names:
+        return ()
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    verb = "hold" if len(names) > 1 else "holds"
+    return (f"{reference.path.name}: {show(names[0])}{more} {verb} only zeros. If that is not meant, get it again.",)
+
+
 def refuse_broken(reference: Inventory, values: Sequence[Magnitudes], *, making: bool) -> None:
     """llama.cpp quantizes no tensor that holds NaN or infinity; files that exist can still be compared."""
     broken = [row for row in values if row.n_bad]

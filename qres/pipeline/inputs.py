@@ -8,7 +8,7 @@ from pathlib import Path
 
 from qres.errors import InputError, QresError, UsageError
 from qres.events import Listener
-from qres.gguf import claims, model_file
+from qres.gguf import claims, model_file, zeros
 from qres.gguf.difference import Changes, changes, tokenizer_differences
 from qres.gguf.inventory import Inventory
 from qres.gguf.pairing import not_executed, pair
@@ -56,6 +56,7 @@ def read_inputs(model: Path, files: Sequence[Path], listener: Listener) -> Given
         if disagreement:
             remarks.append(f"{one.path.name}: {disagreement}.")
     for one in (first, *others):
+        zeros.require_filled(one)
         remarks += _never_run(one)
     found, tokenizers = [], {}
     for other in others:

@@ -21,7 +21,7 @@ from qres.native import worker
 from qres.pipeline import assemble, candidates, estimate, usual_recipes
 from qres.pipeline.assemble import Inputs
 from qres.pipeline.candidates import Candidate
-from qres.pipeline.checks import check_context, given_imatrix, refuse_broken, require_places
+from qres.pipeline.checks import check_context, given_imatrix, refuse_broken, require_places, zero_matrices
 from qres.pipeline.inputs import Given, read_inputs
 from qres.pipeline.job import Stamps, worker_job
 from qres.pipeline.loadable_copies import with_copies
@@ -71,8 +71,6 @@ def scan(options: ScanOptions, listener: Listener) -> Result:
     flight = _preflight(options, given, plan, listener)
     told = tokenizer_remarks(given, flight.retokenized, as_ids=options.tokens is not None)
     told = (*told, *hidden_tokens(flight.hidden, flight.hidden_names))
-    for remark in told:
-        listener.warn(remark)
     rank = options.rank_chunks
     needs = estimate.estimate(reference, given.files, wanted, options.n_ctx, rank, flight.own, cache / "levels")
     listener.note(str(needs))
@@ -80,6 +78,9 @@ def scan(options: ScanOptions, listener: Listener) -> Result:
         listener.warn(needs.warning)
     values = _values(reference, options.threads, "checking the reference", listener)
     refuse_broken(reference, values, making=bool(wanted))
+    told = (*told, *zero_matrices(reference, values))
+    for remark in told:
+        listener.warn(remark)
     skipped: tuple[Skipped, ...] = ()
     if wanted:
         model = with_digest(model, listener)

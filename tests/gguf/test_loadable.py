@@ -52,7 +52,7 @@ def _theirs(path: Path) -> str:
 
     try:
         with Session(path, SessionOptions(n_ctx=64, n_threads=1)) as model:
-            model.decode(range(1, 33))
+            model.run(range(1, 33), None)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return ""
