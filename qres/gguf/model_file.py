@@ -123,6 +123,9 @@ _MAX_LAYERS = 512
 
 def _require_loadable(inventory: Inventory, subject: str) -> None:
     """What llama.cpp refuses, or aborts on, as far as names, types and counts tell (docs/facts.md, 39)."""
+    for problem in inventory.problems:
+        if problem.unloadable:
+            raise InputError(f"{subject} is {problem.message}", problem.hint)
     blocks = inventory.metadata.get(f"{inventory.architecture}.block_count")
     if type(blocks) is int and not 0 < blocks <= _MAX_LAYERS:
         raise InputError(f"{subject} says it has {blocks} blocks, possible are 1 to {_MAX_LAYERS}", _AGAIN)

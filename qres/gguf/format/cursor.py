@@ -26,7 +26,9 @@ class Problem:
     error: type[QresError] = InputError
     """What a strict reading raises."""
     fatal: bool = True
-    """A strict reading refuses the file. False for an oddity that llama.cpp takes, too."""
+    """A strict reading refuses the file. False for an oddity that llama.cpp takes, too, or for `unloadable`."""
+    unloadable: bool = False
+    """The file is whole and can be read, but llama.cpp refuses to load it."""
 
     def exception(self, path: Path) -> QresError:
         """The error for a file at that path."""
