@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from qres import levels
 from qres.gguf.format.metadata import Digest
 from qres.gguf.format.tensor import Tensor
-from qres.gguf.inventory import Inventory
+from qres.gguf.inventory import SIXTEEN_BIT, Inventory
 from qres.gguf.names import block_number
 from qres.printable import show
+from qres.records.files import main_types
 
 _NAMES = sorted(levels.LEVELS_BY_NAME.keys() | levels.TYPE_TRAITS.keys(), key=len, reverse=True)
 _LEVEL_WORD = re.compile(
@@ -55,6 +56,12 @@ def level_disagreement(inventory: Inventory) -> str:
         figures = f"{level.nominal_bpw:.2f} bits per weight), but the matrices of the blocks have {bpw:.2f}"
         return f"general.file_type says {level.name} (nominally {figures}"
     return ""
+
+
+def quantized_as(inventory: Inventory) -> str:
+    """What a quantized file is called in messages: the level it claims, or what it holds where it claims 16 bit."""
+    is_claimed = inventory.file_type and inventory.file_type not in SIXTEEN_BIT
+    return inventory.file_type if is_claimed else main_types(inventory.types)
 
 
 def block_matrices(inventory: Inventory) -> list[Tensor]:

@@ -90,7 +90,7 @@ def require_original(reference: Inventory, *, recipe: bool) -> None:
     """
     if reference.is_original:
         return
-    what = f"{reference.path.name} is {reference.file_type or 'quantized'} already"
+    what = f"{reference.path.name} is {claims.quantized_as(reference)} already"
     if recipe:
         raise UnsupportedError(
             f"{what}: llama.cpp quantizes no weights a second time, so that no recipe can be built from it",

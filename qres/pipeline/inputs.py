@@ -10,9 +10,8 @@ from qres.errors import InputError, QresError, UsageError
 from qres.events import Listener
 from qres.gguf import claims, model_file
 from qres.gguf.difference import Changes, changes, shape_difference, tokenizer_difference
-from qres.gguf.inventory import SIXTEEN_BIT, Inventory
+from qres.gguf.inventory import Inventory
 from qres.printable import show
-from qres.records.files import main_types
 
 _GIVE = "give quantized files of this reference"
 
@@ -88,11 +87,9 @@ def _original(first: Inventory, others: Sequence[Inventory]) -> Inventory:
 def _about_reference(model: Inventory) -> list[str]:
     """What a reader must know of the reference: that it is quantized itself, or a part of it."""
     if not model.is_original:
-        claimed = model.file_type if model.file_type not in ("", *SIXTEEN_BIT) else ""
-        kind = claimed or main_types(model.types)
         return [
-            f"The reference {model.path.name} is {kind} at {model.bpw:.2f} bits per weight, not 16 bit: every figure "
-            "compares with an already quantized model, whose own damage is in none of them."
+            f"The reference {model.path.name} is {claims.quantized_as(model)} at {model.bpw:.2f} bits per weight, not "
+            "16 bit: every figure compares with an already quantized model, whose own damage is in none of them."
         ]
     if model.quantized and not model.released_in:
         names, kinds = list(model.quantized), " and ".join(dict.fromkeys(model.quantized.values()))

@@ -14,6 +14,7 @@ import pytest
 from qres.errors import InputError, UnsupportedError, UsageError
 from qres.events import Logged
 from qres.gguf import model_file
+from qres.gguf.difference import Changes
 from qres.pipeline import candidates, checks, inputs
 from qres.pipeline.options import ScanOptions
 from tests import tiny
@@ -85,17 +86,72 @@ def test_given_files_count_once(model: Path, tmp_path: Path) -> None:
     ]
 
 
+def with_change(path: Path, *names: str, kind: gguf.GGMLQuantizationType | None = None, n_layer: int = 1) -> Path:
+    """The tiny model with some tensors a hundredth larger, or as they are at another type."""
+
+    def change(name: str, values: tiny.Floats) -> tuple[npt.NDArray[np.generic], gguf.GGMLQuantizationType | None]:
+        if name in names and kind is not None:
+            return gguf.quantize(values, kind), kind
+        return tiny.keep(name, values * np.float32(1.01) if name in names else values)
+
+    return tiny.write_llama(path, n_layer=n_layer, change=change)
+
+
+def remarks(model: Path, *files: Path) -> tuple[str, ...]:
+    return inputs.read_inputs(model, files, Logged()).remarks
+
+
+NORMS = ("blk.0.attn_norm.weight", "blk.0.ffn_norm.weight", "output_norm.weight")
+MATRICES = tuple(f"blk.0.{part}.weight" for part in ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_up", "ffn_down"))
+
+
 def test_given_file_of_another_fine_tune_is_remarked(model: Path, tmp_path: Path) -> None:
-    """Same shapes, same tokenizer, other norms: quantizing does not touch these."""
+    """Same shapes, same tokenizer, other weights throughout."""
+    (remark,) = remarks(model, with_change(tmp_path / "other.gguf", *NORMS, *MATRICES))
+    assert "other.gguf was not made from tiny.gguf: blk.0.attn_norm.weight, " in remark
+    assert "and 6 more differ, although they are of the same type in both. The figures are the distance" in remark
+    assert remarks(model, write_q8(tmp_path / "q8.gguf")) == ()
 
-    def tuned(name: str, values: tiny.Floats) -> tuple[npt.NDArray[np.generic], gguf.GGMLQuantizationType | None]:
-        return tiny.keep(name, values * np.float32(1.01) if name == "blk.0.ffn_norm.weight" else values)
 
-    other = tiny.write_llama(tmp_path / "other.gguf", n_layer=1, change=tuned)
-    (remark,) = inputs.read_inputs(model, (other,), Logged()).remarks
-    assert "other.gguf was not made from tiny.gguf: blk.0.ffn_norm.weight differs" in remark
-    same = write_q8(tmp_path / "q8.gguf")
-    assert inputs.read_inputs(model, (same,), Logged()).remarks == ()
+@pytest.mark.parametrize("name", [NORMS[1], MATRICES[-1]])
+def test_c20_given_file_with_one_changed_tensor_is_remarked(model: Path, tmp_path: Path, name: str) -> None:
+    given = inputs.read_inputs(model, (with_change(tmp_path / "other.gguf", name),), Logged())
+    (remark,) = given.remarks
+    assert f"other.gguf was not made from tiny.gguf: {name} differs, although it is of the same type in both." in remark
+    assert remark.endswith("All else that quantizing copies is the same: it was changed or damaged in one of the two.")
+    assert given.changes[0].tensors == (name,)
+
+
+def test_c5_given_copy_of_the_reference_is_remarked(model: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copy(model, tmp_path / "copy.gguf"))
+    assert remarks(model, copy) == ("copy.gguf holds the same tensors as the reference: every difference is 0.",)
+    assert inputs.read_inputs(model, (copy, model), Logged()).changes == (
+        Changes((), (), 12, is_copy=True),
+        Changes(is_copy=True),
+    )
+
+
+def test_c20_given_reference_with_a_quantized_tensor_gives_way_to_a_whole_one(tmp_path: Path) -> None:
+    """At 16 bit by its weights all the same, so that levels can be made of it where it is alone."""
+    whole = [tiny.write_llama(tmp_path / name, n_layer=4) for name in ("a.gguf", "b.gguf")]
+    mixed = with_change(tmp_path / "mixed.gguf", MATRICES[0], kind=gguf.GGMLQuantizationType.Q4_0, n_layer=4)
+    heard = Heard()
+    assert inputs.read_inputs(mixed, whole[:1], heard).reference.path == whole[0]
+    assert heard.texts("note") == ["Taken as the reference: a.gguf, the 16-bit one"]
+    assert inputs.read_inputs(mixed, whole, Logged()).reference.path == mixed  # which of the two is not known
+    (remark,) = remarks(mixed)
+    assert "mixed.gguf holds blk.0.attn_q.weight at Q4_0, not 16 bit: what that does is in no figure" in remark
+    candidates.require_original(model_file.read(mixed), recipe=True)
+
+
+def test_c6_given_reference_is_named_by_what_it_holds(tmp_path: Path) -> None:
+    (remark,) = remarks(write_q8(tmp_path / "q8.gguf"))
+    assert remark.startswith("The reference q8.gguf is Q8_0 at 8.5")
+    half = with_change(tmp_path / "half.gguf", *MATRICES, kind=gguf.GGMLQuantizationType.Q8_0)
+    (remark,) = (one for one in remarks(half) if "The reference" in one)  # the file says F16
+    assert remark.startswith("The reference half.gguf is Q8_0 and F16 at ")
+    with pytest.raises(UnsupportedError, match=r"half.gguf is Q8_0 and F16 already: .* no recipe can be built from it"):
+        candidates.require_original(model_file.read(half), recipe=True)
 
 
 def test_given_file_that_is_not_what_it_says_is_called_what_it_is(model: Path, tmp_path: Path) -> None:
