@@ -8,6 +8,7 @@ from pathlib import Path
 from qres.errors import CrashError, InputError, QresError
 from qres.events import Listener, Logged
 from qres.native import worker
+from qres.printable import show
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,9 @@ def refusal(path: Path) -> QresError | None:
     except CrashError as error:
         if error.killed:
             raise
-        return InputError(f"llama.cpp cannot load {path.name}: {error.message}", "get the file again, or convert again")
+        return InputError(
+            f"llama.cpp cannot load {show(path.name)}: {error.message}", "get the file again, or convert again"
+        )
     except QresError as error:
         return error
     return None

@@ -24,6 +24,7 @@ from qres.errors import NativeError, UnsupportedError
 from qres.native import ggml
 from qres.native.graph import Graph, Recorder
 from qres.native.refusals import load_error
+from qres.printable import show
 
 Floats = npt.NDArray[np.float32]
 
@@ -116,7 +117,7 @@ def loaded_model(path: Path, **settings: int | bool) -> Iterator[Any]:
         setattr(params, name, value)
     model = llama_cpp.llama_model_load_from_file(os.fsencode(path), params)
     if not model:
-        raise load_error(path.name, log.reason())
+        raise load_error(show(path.name), show(log.reason()))
     try:
         yield model
     finally:

@@ -13,7 +13,6 @@ from qres.printable import show
 _MAX_SIZE = 2**63 - 1  # llama.cpp counts weights and bytes in an int64
 _MAX_NAME = 63  # bytes: GGML_MAX_NAME counts the zero behind it
 _BUFFER_ALIGNMENT = 32  # TENSOR_ALIGNMENT of ggml-backend.cpp: a buffer that starts elsewhere aborts
-_UNLOADABLE = {"fatal": False, "unloadable": True}
 _WRITE_AGAIN = "convert the original model again, or write the file again with gguf-py"
 
 
@@ -103,11 +102,15 @@ def layout_problems(tensors: Sequence[Tensor], file_bytes: int, data: int, align
     yield from _misplaced(tensors, data, alignment)
 
 
+def _unloadable(message: str) -> Problem:
+    return Problem(message, _WRITE_AGAIN, fatal=False, unloadable=True)
+
+
 def _names_too_long(tensors: Sequence[Tensor]) -> Iterator[Problem]:
     long = [t for t in tensors if len(t.name.encode()) > _MAX_NAME]
     if long:
         what = f"tensor {show(long[0].name)!r} has a name of {len(long[0].name.encode())} bytes, llama.cpp takes"
-        yield Problem(f"not loadable: {what} {_MAX_NAME}{_more(long, 'such names')}", _WRITE_AGAIN, **_UNLOADABLE)
+        yield _unloadable(f"not loadable: {what} {_MAX_NAME}{_more(long, 'such names')}")
 
 
 def _misplaced(tensors: Sequence[Tensor], data: int, alignment: int) -> Iterator[Problem]:
@@ -119,12 +122,12 @@ def _misplaced(tensors: Sequence[Tensor], data: int, alignment: int) -> Iterator
             return  # where the next one starts is not known
         if tensor.offset != expected:
             what = f"tensor {show(tensor.name)!r} is at byte {tensor.offset}, llama.cpp expects it at {expected}"
-            yield Problem(f"not loadable: {what}, right behind the one before", _WRITE_AGAIN, **_UNLOADABLE)
+            yield _unloadable(f"not loadable: {what}, right behind the one before")
             return
         expected += -(-tensor.n_bytes // alignment) * alignment
     if tensors and data % _BUFFER_ALIGNMENT:
         what = f"the tensor data starts at byte {data}, not at a multiple of {_BUFFER_ALIGNMENT}"
-        yield Problem(f"not loadable: {what} (general.alignment is {alignment})", _WRITE_AGAIN, **_UNLOADABLE)
+        yield _unloadable(f"not loadable: {what} (general.alignment is {alignment})")
 
 
 def _block_size(tensor: Tensor) -> int:
