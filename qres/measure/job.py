@@ -161,6 +161,17 @@ class MeasuredLevel:
 
 
 @dataclass(frozen=True)
+class Routed:
+    """How often the experts of one layer were chosen."""
+
+    layer: int
+    weights: tuple[str, ...]
+    """Tensors with a matrix per expert."""
+    counts: tuple[int, ...]
+    """Tokens that each expert got."""
+
+
+@dataclass(frozen=True)
 class Measured:
     """What the worker sends back."""
 
@@ -183,3 +194,5 @@ class Measured:
     levels: tuple[MeasuredLevel, ...]
     comparisons: tuple[Comparison, ...]
     prediction: Prediction
+    routed: tuple[Routed, ...] = ()
+    """How often the reference chose its experts, layer by layer; empty where it has none, or no map."""

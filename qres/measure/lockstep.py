@@ -29,6 +29,7 @@ from qres.records.stream import NoiseFloor
 from qres.residual.capture import IDENTITY_TOLERANCE, Forced, Snapshot, capture, force, identity_error, inject
 from qres.residual.drift import DriftStats, HealthStats, norms, reference_norms
 from qres.residual.map import ResidualMap
+from qres.residual.routes import Route, counters, routes
 from qres.residual.survey import survey
 from qres.residual.trace import trace
 from qres.text.chunks import Chunk
@@ -80,6 +81,8 @@ class Lockstep:
         self._other_layouts = other_layouts
         self.rmap: ResidualMap | None = None
         self._maps: dict[int, ResidualMap] = {}
+        self.routes: tuple[Route, ...] = ()
+        """Where the reference chooses experts; empty where it has none."""
         self.unmatched: dict[int, str] = {}
         """Levels whose branches are not the reference's, and why: only their output is measured."""
         self.differences: dict[int, str] = {}
@@ -115,6 +118,9 @@ class Lockstep:
         """
         self._progress.working(REFERENCE)
         graph = self._record(self.reference, chunk)
+        self.routes = routes(graph, self._weights)
+        for route in self.routes:
+            self.state.routed.setdefault(route.layer, np.zeros(route.experts, np.int64))
         try:
             rmap = self._map(self.reference, graph, chunk)
             snapshot, _ = capture(self.reference, rmap, chunk)
@@ -256,7 +262,7 @@ class Lockstep:
             QresError: the reference failed, or the last level did.
         """
         self._progress.working(REFERENCE)
-        snapshot, logits = self._capture_or_decode(self.reference, self.rmap, chunk, reuse=self._reference_memory)
+        snapshot, logits = self._run_reference(chunk)
         self._reference_memory = snapshot
         scored = score_reference(logits, chunk)
         self._require_finite(scored, chunk, where)
@@ -282,6 +288,13 @@ class Lockstep:
                 self._progress.step(f"{self.names[i]}, forced")
                 forced[i] = result
         return ChunkRun(chunk, scored, forced)
+
+    def _run_reference(self, chunk: Chunk) -> tuple[Snapshot | None, Floats]:
+        """Its free run; which experts it chooses is counted on the way."""
+        if self.rmap is None:
+            return None, self.reference.decode(chunk)
+        beside = counters(self.routes, self.state.routed)
+        return capture(self.reference, self.rmap, chunk, reuse=self._reference_memory, beside=beside)
 
     def _require_finite(self, scored: Scored, chunk: Chunk, where: str) -> None:
         """Nothing can be compared with a reference whose own output is not finite; say where that starts."""

@@ -17,7 +17,7 @@ from qres.events import Listener
 from qres.files import require_unchanged
 from qres.measure import checkpoint, predict, summary
 from qres.measure.decodes import decodes, decodes_done, n_units
-from qres.measure.job import REFERENCE, Job, Measured, MeasuredLevel
+from qres.measure.job import REFERENCE, Job, Measured, MeasuredLevel, Routed
 from qres.measure.keep_units import keep_rows, kept_units, with_types
 from qres.measure.lockstep import Lockstep
 from qres.measure.progress import DecodeProgress
@@ -244,6 +244,11 @@ def _measured(
         failed={job.levels[i].name: reason for i, reason in state.failed.items()},
         levels=tuple(_level(job, state, lockstep, i, keeps[i], kept[i]) for i in alive),
         prediction=predict.record(job, state.prediction, rmap),
+        routed=tuple(
+            Routed(route.layer, route.weights, tuple(state.routed[route.layer].tolist())) for route in lockstep.routes
+        )
+        if rmap
+        else (),
         comparisons=summary.comparisons([job.levels[i].name for i in alive], [state.report[i] for i in alive]),
     )
 

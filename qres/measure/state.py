@@ -8,6 +8,7 @@ from qres.metrics.means import ChunkMean
 from qres.metrics.output import OutputStats
 from qres.records.stream import NoiseFloor, NonFinite
 from qres.residual.drift import DriftStats, HealthStats
+from qres.residual.routes import Counts
 from qres.sensitivity.prediction import PredictionSums
 
 
@@ -46,6 +47,8 @@ class State:
     """How many of them."""
     noise: NoiseFloor | None = None
     """None at the very beginning only."""
+    routed: dict[int, Counts] = field(default_factory=dict)
+    """Layer -> how often each of its experts was chosen [experts], in the reference's own runs."""
     inputs: dict[str, float] = field(default_factory=dict)
     """Largest magnitude that each weight of the reference is multiplied with."""
     failed: dict[int, str] = field(default_factory=dict)

@@ -24,6 +24,8 @@ MAX_NAME = 64
 
 TYPE_F32 = 0
 """ggml_type of a 32-bit float tensor; every stream point and branch is one."""
+TYPE_I32 = 26
+"""ggml_type of 32-bit integers: numbers of rows and experts."""
 
 OP_PARAM_COUNT = MAX_OP_PARAMS // 4
 
@@ -128,6 +130,20 @@ def read(address: int, out: npt.NDArray[np.float32] | None = None) -> npt.NDArra
         out = np.empty(shape, dtype=np.float32)
     _tensor_get(address, out.ctypes.data, 0, out.nbytes)
     return out
+
+
+def read_integers(address: int) -> npt.NDArray[np.int32]:
+    """Copy a tensor of 32-bit integers of up to two dimensions, also where it is a view: int32 [ne1, ne0].
+
+    Raises:
+        NativeError: it holds something else, or has more dimensions.
+    """
+    tensor = at(address)
+    if tensor.type != TYPE_I32 or tensor.ne[2] * tensor.ne[3] != 1:
+        raise NativeError(f"tensor {tensor.name.decode(errors='replace')} is no table of integers")
+    data, shape = read_bytes(address), (tensor.ne[1], tensor.ne[0])
+    table: npt.NDArray[np.int32] = np.ndarray(shape, np.int32, data, strides=(tensor.nb[1], tensor.nb[0]))
+    return np.array(table)
 
 
 def read_bytes(address: int) -> bytes:

@@ -19,7 +19,8 @@ from qres.measure.job import REFERENCE, Measured, MeasuredLevel
 from qres.pipeline.candidates import Candidate
 from qres.pipeline.options import ScanOptions
 from qres.pipeline.sizes import types_16bit
-from qres.pipeline.warnings import warnings
+from qres.pipeline.warnings import unreached, warnings
+from qres.records.experts import ExpertUse
 from qres.records.files import LevelFile, SharedTensors
 from qres.records.recipe import FileTensor, Rung
 from qres.records.result import SCHEMA_VERSION, Level, Reference, Result, Settings, Skipped
@@ -77,6 +78,7 @@ def result(inputs: Inputs, measured: Measured, run: Settings) -> Result:
         skipped.append(Skipped("noise floor", floor.reason))
     if floor.drift_reason not in ("", floor.reason) and measured.stream:
         skipped.append(Skipped("noise floor of the drift", floor.drift_reason))
+    used = _experts(inputs.reference, measured)
     non_finite = tuple(_with_weights(inputs, found) for found in measured.non_finite)
     extremes = _extremes(inputs, measured)
     return Result(
@@ -95,6 +97,7 @@ def result(inputs: Inputs, measured: Measured, run: Settings) -> Result:
         warnings=(
             *inputs.remarks,
             *warnings(run, records, non_finite, extremes, floor.kld_mean, released_in=about.released_in),
+            *unreached(used, inputs.reference.tensor_bytes),
         ),
         non_finite=non_finite,
         extremes=extremes,
@@ -103,7 +106,23 @@ def result(inputs: Inputs, measured: Measured, run: Settings) -> Result:
         fingerprint=difference.fingerprint(inputs.reference),
         tensors=tensors(inputs.reference, inputs.values),
         ladder=inputs.ladder,
+        experts=used,
     )
+
+
+def _experts(reference: Inventory, measured: Measured) -> tuple[ExpertUse, ...]:
+    """Which experts were reached, with the bytes of the others."""
+    sizes = {tensor.name: tensor.n_bytes or 0 for tensor in reference.tensors}
+    rows = []
+    for one in measured.routed:
+        reached = [n for n in one.counts if n]
+        missing = len(one.counts) - len(reached)
+        whole = sum(sizes[name] for name in one.weights)
+        least, most = (min(reached), max(reached)) if reached else (0, 0)
+        rows.append(
+            ExpertUse(one.layer, len(one.counts), missing, least, most, whole * missing // max(len(one.counts), 1))
+        )
+    return tuple(rows)
 
 
 def _advisable(about: Reference, records: Sequence[Level]) -> list[Level]:

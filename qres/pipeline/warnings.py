@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from qres.levels import F16_MAX, TYPE_TRAITS
+from qres.printable import counted
+from qres.records.experts import ExpertUse
 from qres.records.result import Level, Settings
 from qres.records.stream import Extreme, NonFinite
 
@@ -55,6 +57,20 @@ def warnings(
     if extremes:
         out.append(_out_of_range(extremes))
     return tuple(out)
+
+
+def unreached(experts: Sequence[ExpertUse], all_bytes: int) -> tuple[str, ...]:
+    """Experts that the text did not reach, with what they take of the reference."""
+    layers = [row for row in experts if row.unreached]
+    if not layers:
+        return ()
+    count, share = sum(row.unreached for row in layers), sum(row.unreached_bytes for row in layers) / max(all_bytes, 1)
+    where = f"{len(layers)} of {counted(len(experts), 'MoE layer')}"
+    them = "it" if count == 1 else "them"
+    return (
+        f"In {where} no token of the text reached {counted(count, 'expert')} ({share:.1%} of the reference's bytes): "
+        f"what quantizing does to {them} is in no figure. A longer text reaches more.",
+    )
 
 
 _FAR = 2.0

@@ -11,6 +11,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from qres.records.devices import Deployment, DeviceAdvice
+from qres.records.experts import ExpertUse
 from qres.records.files import LevelFile, NotExecuted, SharedTensors, TypeShare
 from qres.records.output import Output
 from qres.records.prediction import Prediction
@@ -224,3 +225,5 @@ class Result:
     recipes: tuple[Recipe, ...] = dataclasses.field(default=())
     """For the size of each level measured, and for 0.10 and 0.25 bits per weight more than the smallest; with
     `--recipe` built and verified. Empty without predictions."""
+    experts: tuple[ExpertUse, ...] = dataclasses.field(default=())
+    """Which experts the text reached, one row per layer that has any; empty when the stream was not mapped."""

@@ -62,8 +62,8 @@ class Forced:
 class _GraphTap:
     """Calls handlers at given ordinals of the graph, after checking that the graph is still the one that was mapped."""
 
-    def __init__(self, rmap: ResidualMap, handlers: Mapping[int, Handler]) -> None:
-        self._checks = rmap.checks
+    def __init__(self, checks: Mapping[int, tuple[str, str]], handlers: Mapping[int, Handler]) -> None:
+        self._checks = checks
         self._handlers = handlers
         self._next = 0
         self._current = 0
@@ -86,9 +86,13 @@ class _GraphTap:
 
 
 def _run(
-    session: Session, rmap: ResidualMap, tokens: Sequence[int], handlers: Mapping[int, Handler], start: int = 0
+    session: Session,
+    checks: Mapping[int, tuple[str, str]],
+    tokens: Sequence[int],
+    handlers: Mapping[int, Handler],
+    start: int = 0,
 ) -> Floats:
-    tap = _GraphTap(rmap, handlers)
+    tap = _GraphTap(checks, handlers)
     logits = session.decode(tokens, tap, start)
     if tap.seen != len(handlers):
         raise NativeError(f"only {tap.seen} of {len(handlers)} graph nodes were computed")
@@ -96,7 +100,12 @@ def _run(
 
 
 def capture(
-    session: Session, rmap: ResidualMap, tokens: Sequence[int], start: int = 0, reuse: Snapshot | None = None
+    session: Session,
+    rmap: ResidualMap,
+    tokens: Sequence[int],
+    start: int = 0,
+    reuse: Snapshot | None = None,
+    beside: Mapping[int, tuple[tuple[str, str], Handler]] | None = None,
 ) -> tuple[Snapshot, Floats]:
     """Run the model freely and read its stream.
 
@@ -106,6 +115,7 @@ def capture(
         tokens: The chunk.
         start: As `Session.decode`.
         reuse: An earlier snapshot of the same map that is no longer needed: its memory is overwritten.
+        beside: Other nodes to be looked at: ordinal -> operation and name there, and what is called.
 
     Returns:
         The snapshot, and the logits [n_tokens, n_vocab] (valid until the next decode).
@@ -119,7 +129,11 @@ def capture(
 
         return handler
 
-    logits = _run(session, rmap, tokens, {ordinal: keep(ordinal) for ordinal in rmap.checks}, start)
+    handlers = {ordinal: keep(ordinal) for ordinal in rmap.checks}
+    other = beside or {}
+    checks = {**rmap.checks, **{ordinal: check for ordinal, (check, _) in other.items()}}
+    handlers |= {ordinal: handler for ordinal, (_, handler) in other.items()}
+    logits = _run(session, checks, tokens, handlers, start)
     stream = [values[rmap.embedding]]
     stream_in = {}
     for branch in rmap.branches:
@@ -188,7 +202,7 @@ def force(session: Session, rmap: ResidualMap, tokens: Sequence[int], reference:
         handlers[branch.node] = measure(branch.index)
         if branch.closes:
             handlers[branch.add] = replace(branch.index)
-    logits = _run(session, rmap, tokens, handlers)
+    logits = _run(session, rmap.checks, tokens, handlers)
     return Forced(tuple(errors[i] for i in range(rmap.n_points)), logits)
 
 
@@ -215,4 +229,4 @@ def inject(session: Session, rmap: ResidualMap, tokens: Sequence[int], errors: M
 
         return handler
 
-    return _run(session, rmap, tokens, {ordinal: add(error) for ordinal, error in sums.items()})
+    return _run(session, rmap.checks, tokens, {ordinal: add(error) for ordinal, error in sums.items()})

@@ -35,7 +35,7 @@ from tests.gguf.building import LLAMA, ROWS, Row, inventory
         ({"general.architecture": "gemma4-assistant"}, ROWS, "draft", UnsupportedError, "target model"),
         ({}, [ROWS[0], ("blk.2.nextn.eh_proj.weight", (64, 2), 1, 512)], "draft", UnsupportedError, "target model"),
         ({}, [("blk.2.attn_q.weight", (64, 2), 1, 512)], "draft", UnsupportedError, "target model"),
-        ({}, [*ROWS, ("blk.2.nextn.eh_proj.weight", (64, 2), 1, 1024)], "model", None, ""),  # the model with its head
+        ({}, [*ROWS, ("blk.2.nextn.eh_proj.weight", (64, 2), 1, 864)], "model", None, ""),  # the model with its head
         ({"llama.nextn_predict_layers": 0}, [ROWS[0], ("blk.2.attn_q.weight", (64, 2), 1, 512)], "model", None, ""),
         ({}, ROWS[:1], "model", None, ""),  # no block at all says nothing
         ({"general.architecture": "flux"}, ROWS[1:], "other", UnsupportedError, "token_embd"),

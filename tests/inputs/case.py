@@ -183,7 +183,8 @@ def _state(path: Path) -> object:
 
 _NOTES = re.compile(
     r"(?:Needs about|The models take|This scan needs|Taken as the reference:|The reference .+ is .+, not 16 bit:) .+"
-    r"|.+ (?:was given twice|is the reference itself): .+|.+: block \d+ \(NextN, .+|.+ holds the same tensors as the reference: .+"
+    r"|.+ (?:was given twice|is the reference itself): .+|.+: block \d+ \(NextN, .+"
+    r"|.+ holds the same tensors as the reference: .+"
 )
 """Lines that may come before the message."""
 _ADVICE = re.compile(r"qres: .*?\S[.?] (?:(?:llama|qres|[A-Z]|\S+ lies beside it).*\.|.*cat .+ > .+)")

@@ -19,6 +19,7 @@ from torch import Tensor
 from qres.gguf.names import role
 from qres.levels import TYPE_TRAITS, TYPES_BY_ID
 from qres.measure import checkpoint, predict
+from qres.measure.job import ModelFile
 from qres.measure.state import State
 from qres.metrics.means import clustered_se
 from qres.metrics.output import scored_positions
@@ -584,6 +585,7 @@ class _Job:
     """What `sensitivity` reads of a job."""
 
     bytes_16bit = dict.fromkeys(Q4, 512)
+    reference = ModelFile("reference", "", 0, dict.fromkeys(Q4, 512), dict.fromkeys(Q4, "F16"), ())
     prediction = jobs.prediction(draws=3)
 
 
