@@ -96,7 +96,12 @@ def record(job: Job, prediction: PredictionSums, rmap: ResidualMap | None) -> Pr
     for row in prediction.tensors:
         unit = "" if rmap is None or row.unit is None else rmap.units[row.unit].name
         damages = [
-            TypeDamage(name, TYPE_TRAITS[name].bytes_of(weights[row.tensor]), *prediction.kld(found))
+            TypeDamage(
+                name,
+                TYPE_TRAITS[name].bytes_of(weights[row.tensor]),
+                *prediction.kld(found),
+                row.silent_kld.get(name, 0.0),
+            )
             for name, found in row.sums.items()
         ]
         rows.append(
@@ -107,6 +112,7 @@ def record(job: Job, prediction: PredictionSums, rmap: ResidualMap | None) -> Pr
                 layer=block_number(row.tensor),
                 weights=weights[row.tensor],
                 types=tuple(sorted(damages, key=lambda damage: damage.bytes)),
+                silent_experts=row.silent,
             )
         )
     return Prediction(

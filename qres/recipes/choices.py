@@ -44,6 +44,13 @@ class TensorOptions:
     bytes: tuple[int, ...]
     losses: tuple[float, ...]
     """Predicted KLD, not calibrated; 0 at 16 bit."""
+    silent: tuple[float, ...] = ()
+    """What experts that no token reached would add, were they like the others; empty where there are none."""
+
+    @property
+    def costs(self) -> tuple[float, ...]:
+        """What a choice of types goes by: nothing is had for free from experts that are silent."""
+        return tuple(map(sum, zip(self.losses, self.silent, strict=True))) if self.silent else self.losses
 
     @property
     def weights(self) -> int:
@@ -234,6 +241,7 @@ def _rows(result: Result) -> list[TensorOptions]:
     """Options from the predictions, made steadier and corrected by what was patched."""
     corrected = correction.factors(result)
     predicted: dict[str, dict[str, list[float | None]]] = defaultdict(lambda: defaultdict(list))
+    silent: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     uses: dict[str, int] = defaultdict(int)
     for damage in result.prediction.tensors:
         uses[damage.tensor] += 1  # a tied head is used twice, and stored once
@@ -241,6 +249,8 @@ def _rows(result: Result) -> list[TensorOptions]:
         for one in damage.types:
             loss = None if one.predicted_kld is None else one.predicted_kld * times
             predicted[damage.tensor][one.type].append(loss)
+            if damage.silent_experts:
+                silent[damage.tensor][one.type] += one.silent_kld * times
     widest = result.ladder[-1].types  # what llama.cpp does not quantize even there, it never does
     rows = []
     for tensor, held in zip(result.tensors, widest, strict=True):
@@ -250,15 +260,23 @@ def _rows(result: Result) -> list[TensorOptions]:
             if len(values) == uses[tensor.name] and None not in values
         }
         quantizable = held != tensor.type
-        rows.append(_row(tensor, losses) if losses and quantizable else TensorOptions(tensor, quantizable, (), (), ()))
+        if losses and quantizable:
+            rows.append(_row(tensor, losses, silent.get(tensor.name)))
+        else:
+            rows.append(TensorOptions(tensor, quantizable, (), (), ()))
     return rows
 
 
-def _row(tensor: FileTensor, losses: Mapping[str, float]) -> TensorOptions:
+def _row(tensor: FileTensor, losses: Mapping[str, float], silent: Mapping[str, float] | None) -> TensorOptions:
     weights = math.prod(tensor.shape)
     known = {**losses, tensor.type_16bit: 0.0}
     sizes = {name: TYPE_TRAITS[name].bytes_of(weights) for name in known}
     names = sorted(known, key=lambda name: (sizes[name], -known[name]))
     return TensorOptions(
-        tensor, True, tuple(names), tuple(sizes[name] for name in names), tuple(known[name] for name in names)
+        tensor,
+        True,
+        tuple(names),
+        tuple(sizes[name] for name in names),
+        tuple(known[name] for name in names),
+        () if silent is None else tuple(silent.get(name, 0.0) for name in names),
     )

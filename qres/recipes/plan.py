@@ -51,7 +51,7 @@ def make(choices: Choices, budget: Budget, wishes: Wishes) -> Recipe:
     losses = [
         [
             loss * (1.0 if fast is None or name in fast else EQUAL_DAMAGE)
-            for name, loss in zip(row.types, row.losses, strict=True)
+            for name, loss in zip(row.types, row.costs, strict=True)
         ]
         for row in plan.rows
     ]
@@ -132,6 +132,12 @@ def open_choices(choices: Choices, wishes: Wishes, start: str) -> OpenChoices:
     unknown = [name for name in plan.pinned if loss_of(choices.by_name[name], plan.fixed[name]) is None]
     if unknown:
         plan.notes.append(f"{plan.fixed[unknown[0]]} has no prediction, so that the recipe has none.")
+    unreached = sum(bool(row.silent) for row in plan.rows)
+    if unreached:
+        plan.notes.append(
+            f"{counted(unreached, 'tensor')} with experts that no token reached: types are chosen as if they were like "
+            "the median of the others."
+        )
     return plan
 
 

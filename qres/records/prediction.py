@@ -22,6 +22,9 @@ class TypeDamage:
     """Predicted, not calibrated, nats per scored token; None when not finite."""
     predicted_se: float | None
     """Its standard error: tokens clustered by chunk, or by label draw where there is one chunk only; None below two."""
+    silent_kld: float = 0.0
+    """What experts that no token reached would add if each were like the median of the others: in no prediction, but
+    counted where a recipe chooses types."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,8 @@ class TensorDamage:
     types: tuple[TypeDamage, ...]
     """Its damage at each type, smallest first; a type that its rows cannot hold, or that is only a substitute for one
     that they hold, is left out."""
+    silent_experts: int = 0
+    """Experts in it that no token of the ranking text reached: nothing is predicted of them."""
 
 
 @dataclass(frozen=True)

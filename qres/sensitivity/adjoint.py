@@ -8,6 +8,7 @@ before the next one begins: its matrices are then quantized once for all of them
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -120,6 +121,7 @@ class _Adjoint:
         self.labels: list[list[Tensor]] = []
         self.lse: list[Tensor] = []
         self.rows: dict[tuple[str, int | None], Sums] = {}
+        self.experts: dict[tuple[str, int | None], dict[int, dict[str, float]]] = {}
         self._done = self._total = 0
 
     def _step(self, doing: str) -> None:
@@ -184,7 +186,18 @@ class _Adjoint:
                 collected.append(collector.uses())
                 self._step("taking gradients back")
             self._quantize(collected)
-        self.found.tensors = [TensorSums(tensor, unit, sums) for (tensor, unit), sums in self.rows.items()]
+        self.found.tensors = [
+            TensorSums(tensor, unit, sums, *self._silent(tensor, unit)) for (tensor, unit), sums in self.rows.items()
+        ]
+
+    def _silent(self, tensor: str, unit: int | None) -> tuple[int, dict[str, float]]:
+        """Experts that no token reached, and what they would add by the median of those that some did."""
+        reached = self.experts[tensor, unit]
+        silent = self.weights.shape(tensor)[0] - len(reached)
+        if not silent:
+            return 0, {}
+        types = set.intersection(*(set(one) for one in reached.values()))
+        return silent, {name: silent * statistics.median(one[name] for one in reached.values()) for name in types}
 
     def _seeds(self, i: int, piece: int, behind: list[State]) -> Seeds:
         """What backward starts from: at the logits the drawn labels' gradients, elsewhere those of the piece behind."""
@@ -226,7 +239,9 @@ class _Adjoint:
                 self.request.threads,
             )
             self._require_possible(site.tensor, sums, uses)
-            self._add((site.tensor, self._unit(site)), sums)
+            key = site.tensor, self._unit(site)
+            self._add(key, sums)
+            self._of_expert(key, site.matrix, sums)
             if site.tensor != tensor:
                 tensor = site.tensor
                 self._step(f"quantizing {tensor}")
@@ -253,6 +268,12 @@ class _Adjoint:
             self.rows[key] = sums
         else:  # another expert, or another use; a type that is missing in one of them is not predicted
             self.rows[key] = {name: added([before[name], sums[name]]) for name in before if name in sums}
+
+    def _of_expert(self, key: tuple[str, int | None], matrix: int, sums: Sums) -> None:
+        """Keep what each matrix of a tensor adds by itself."""
+        own = self.experts.setdefault(key, {}).setdefault(matrix, dict.fromkeys(sums, 0.0))
+        for name, rows in sums.items():
+            own[name] = own.get(name, 0.0) + self.found.kld(rows)[0]
 
     def _unit(self, site: Site) -> int | None:
         """The unit that a use belongs to: where several have the tensor, the first that comes after the use."""

@@ -20,6 +20,10 @@ class TensorSums:
     unit: int | None
     """0 the embedding, 1..M the branches, M + 1 the head; None where it is in none."""
     sums: Sums
+    silent: int = 0
+    """Experts of it that no token reached: the sums have nothing of them."""
+    silent_kld: dict[str, float] = field(default_factory=dict)
+    """By type, what these would add if each were like the median of the others, nats per scored token."""
 
 
 @dataclass
