@@ -192,7 +192,11 @@ def _output(result: Result) -> Section:
 
 def _files(result: Result) -> Section:
     fallbacks = (files.fallbacks(level) for level in result.levels)
-    return Section("files", "What the files hold", _filled(files.types(result), *fallbacks, files.shared(result)))
+    return Section(
+        "files",
+        "What the files hold",
+        _filled(files.types(result), *fallbacks, files.shared(result), files.experts(result)),
+    )
 
 
 def _figure(name: str, result: Result) -> Figure:

@@ -127,6 +127,33 @@ def shared(result: Result) -> Table:
     return table("shared", "Matrices that two files share", columns, rows, note=note)
 
 
+def experts(result: Result) -> Table:
+    """Experts that the text did not reach, layer by layer; empty where it reached all."""
+    columns = (
+        Column("layer"),
+        Column("experts"),
+        Column("not reached"),
+        Column("MiB of these"),
+        Column("tokens of the least and the most used"),
+    )
+    rows = (
+        (
+            number(row.layer, str(row.layer)),
+            number(row.experts, count(row.experts)),
+            number(row.unreached, count(row.unreached)),
+            number(row.unreached_bytes, mib(row.unreached_bytes)),
+            number(row.most, f"{count(row.least)} to {count(row.most)}"),
+        )
+        for row in result.experts
+        if row.unreached
+    )
+    note = (
+        "Nothing was measured of an expert that no token was sent to. Where recipes choose types, it counts as the median "
+        "of the experts that tokens reached. The least used is of those that were reached."
+    )
+    return table("experts", "Experts that no token reached", columns, rows, note=note, folded=True)
+
+
 def skipped(result: Result) -> Table:
     """What could not be measured, and why."""
     columns = (Column("what", "text"), Column("why", "text"))
