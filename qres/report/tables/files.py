@@ -148,8 +148,8 @@ def experts(result: Result) -> Table:
         if row.unreached
     )
     note = (
-        "Nothing was measured of an expert that no token was sent to. Where recipes choose types, it counts as the median "
-        "of the experts that tokens reached. The least used is of those that were reached."
+        "Nothing was measured of an expert that no token was sent to. Where recipes choose types, it counts as the "
+        "median of the experts that tokens reached. The least used is of those that were reached."
     )
     return table("experts", "Experts that no token reached", columns, rows, note=note, folded=True)
 
