@@ -272,3 +272,88 @@ PAIRS = [
         code=ACCEPTED,
     ),
 ]
+
+# ---------------------------------------------------------------- what llama.cpp cannot load
+
+_NORM_AT_F16: list[Row] = [FULL[0], ("blk.0.attn_norm.weight", (64,), 1, 512), ("blk.0.ffn_up.weight", (64, 2), 1, 640)]
+_BEHIND = ROOM
+UNLOADABLE_ROWS: dict[str, tuple[list[Row], tuple[str, ...]]] = {
+    "vision-tower": ([*FULL, ("v.blk.0.attn_q.weight", (64,), 0, _BEHIND)], ("1 tensors of a vision or audio tower",)),
+    "projector": ([*FULL, ("mm.0.weight", (64,), 0, _BEHIND)], ("vision or audio tower", "'mm.0.weight'", "--mmproj")),
+    "audio-tower": ([*FULL, ("a.conv1d.weight", (64,), 0, _BEHIND)], ("vision or audio tower", "cannot load them")),
+    "long-name": ([*FULL, ("n" * 64, (64,), 0, _BEHIND)], ("has a name of 64 bytes, llama.cpp takes 63",)),
+    "norm-at-f16": (_NORM_AT_F16, ("the norm 'blk.0.attn_norm.weight' as F16", "computes norms with F32 only")),
+    "gap": (
+        [FULL[0], ("blk.0.attn_norm.weight", (64,), 0, 544), ("blk.0.ffn_up.weight", (64, 2), 1, 800)],
+        ("tensor 'blk.0.attn_norm.weight' is at byte", "right behind the one before", "gguf-py"),
+    ),
+    "other-order": ([FULL[1], FULL[0], FULL[2]], ("tensor 'blk.0.attn_norm.weight' is at byte", "expects it at")),
+    "two-in-one-place": (
+        [FULL[0], FULL[1], ("blk.0.ffn_up.weight", (64, 2), 1, 512)],
+        ("'blk.0.ffn_up.weight' is at",),
+    ),
+}
+UNLOADABLE_KEYS: dict[str, tuple[dict[str, object], tuple[str, ...]]] = {
+    "no-blocks": ({"llama.block_count": 0}, ("says it has 0 blocks, possible are 1 to 512",)),
+    "too-many-blocks": ({"llama.block_count": 513}, ("says it has 513 blocks",)),
+    "negative-epsilon": (
+        {"llama.attention.layer_norm_rms_epsilon": -1e-5},
+        ("-1e-05 as llama.attention.layer_norm_rms",),
+    ),
+    "epsilon-that-is-none": (
+        {"llama.attention.layer_norm_epsilon": float("nan")},
+        ("nan as llama.attention.layer_norm_ep",),
+    ),
+}
+
+
+_SPACE = 2048
+
+
+def _roomy(rows: Sequence[Row] = FULL, keys: dict[str, object] | None = None, zeros_from: int = _SPACE) -> bytes:
+    """A 16-bit model with room for more tensors, its data ones up to some byte and zeros from there on."""
+    header = build(HEADER | (keys or {}), rows, _SPACE)[:-_SPACE]
+    return header + b"\1" * zeros_from + bytes(_SPACE - zeros_from)
+
+
+UNLOADABLE_DATA: dict[str, tuple[bytes, tuple[str, ...]]] = {
+    "zeros-throughout": (
+        _roomy(zeros_from=0),
+        ("is unfinished: its last 3 tensors hold only zeros", "token_embd.weight on"),
+    ),
+    "zeros-at-the-end": (
+        _roomy([*FULL, ("output.weight", (64, 2), 1, _BEHIND)], zeros_from=768),
+        ("is unfinished: its last 2 tensors hold only zeros, from blk.0.ffn_up.weight on", "fetch it again"),
+    ),
+}
+UNLOADABLE_FILES = {
+    **{name: (_roomy(rows), words) for name, (rows, words) in UNLOADABLE_ROWS.items()},
+    **{name: (_roomy(keys=keys), words) for name, (keys, words) in UNLOADABLE_KEYS.items()},
+}
+UNLOADABLE = [
+    *(
+        case(f"unloadable-{name}", f"a model with {name}", scan(data), "m.gguf", *words)
+        for name, (data, words) in (UNLOADABLE_FILES | UNLOADABLE_DATA).items()
+    ),
+    *(
+        case(f"unloadable-{name}-as-a-level", f"a level with {name}", pair(full(), data), "cand.gguf")
+        for name, (data, _) in UNLOADABLE_FILES.items()
+    ),
+    *(
+        case(f"inspect-unloadable-{name}", f"{name} to look at", inspect(data), "Neither: it", *words[:1], code=0)
+        for name, (data, words) in UNLOADABLE_FILES.items()
+    ),
+    *(
+        case(f"inspect-{name}", f"{name} to look at", inspect(data, "--values"), "Neither: it is unfinished", code=0)
+        for name, (data, _) in UNLOADABLE_DATA.items()
+    ),
+    case(
+        "one-matrix-of-zeros",
+        "a single matrix of zeros at the end may be meant: it is named",
+        inspect(_roomy(zeros_from=768), "--values"),
+        "Reference: ",
+        "blk.0.ffn_up.weight",
+        "holds only zeros",
+        code=0,
+    ),
+]

@@ -38,7 +38,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sandbox:
 
 TABLES = (
     *(inputs_files.NOT_GGUF, inputs_files.DAMAGED, inputs_files.PATHS, inputs_shards.SHARDS),
-    *(inputs_models.NO_MODELS, inputs_models.PAIRS),
+    *(inputs_models.NO_MODELS, inputs_models.PAIRS, inputs_models.UNLOADABLE),
     *(inputs_texts.TEXTS, inputs_options.OPTIONS, inputs_results.RESULTS),
     *(inputs_names.EVIL, inputs_names.HOSTILE, inputs_imatrix.IMATRICES),
     *(inputs_recipes.RECIPES, inputs_recipes.BUILDS, inputs_recipes.VERIFICATIONS),
