@@ -42,7 +42,12 @@ def _nothing(level: Level, by_size: Sequence[Level], stay: str) -> str:
         return f"Everything in {name} is at 16 bit or more already."
     if not rows:
         return f"Nothing in {name} needs to stay {stay}: no unit's damage stands out of the noise."
-    larger = [other.name for other in by_size if other.file.bytes > level.file.bytes]
+    own = level.output.kld_mean or 0.0
+    larger = [
+        other.name
+        for other in by_size
+        if other.file.bytes > level.file.bytes and (other.output.kld_mean or 0.0) < own  # else it recovers nothing
+    ]
     if not larger:
         return f"Nothing in {name} is sure to be worth keeping {stay}: measure a larger level beside it."
     return f"Nothing in {name} is worth keeping {stay}: {larger[0]} recovers more per byte."
