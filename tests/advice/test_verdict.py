@@ -102,9 +102,10 @@ def test_verdict_tells_the_reasons_for_keeping_nothing_apart() -> None:
         return verdict.verdict(REFERENCE, levels, NOISE).keep
 
     assert keep(small) == "Nothing in Q5_K_M is sure to be worth keeping at 16 bit: measure a larger level beside it."
-    assert (
-        keep(small, level("Q8_0", 80)) == "Nothing in Q5_K_M is worth keeping at 16 bit: Q8_0 recovers more per byte."
-    )
+    better = level("Q8_0", 80, kld=0.001)
+    assert keep(small, better) == "Nothing in Q5_K_M is worth keeping at 16 bit: Q8_0 recovers more per byte."
+    worse = level("Q8_0", 80, kld=0.9)  # larger, and recovers nothing
+    assert keep(small, worse) == keep(small)
     assert keep(unmapped) == "What to keep at 16 bit in Q5_K_M is unknown: its units could not be measured."
 
 
@@ -228,7 +229,7 @@ def test_verdict_takes_no_notice_of_a_head_that_is_not_worth_keeping() -> None:
 
 def test_verdict_counts_what_does_not_fit_the_line() -> None:
     row = example().levels[0].sensitivity.keep_16bit[0]
-    keep = tuple(dataclasses.replace(row, unit=f"{i}.ffn", bytes_added=MIB) for i in range(7))
+    keep = tuple(dataclasses.replace(row, unit=f"{i}.ffn", bytes_added=MIB, tensors=()) for i in range(7))
     found = verdict.verdict(REFERENCE, [changed_level(level("Q4_K_M", 40), keep_16bit=keep)], NOISE)
     assert found.keep == "Keep at 16 bit in Q4_K_M: 0.ffn, 1.ffn, 2.ffn, 3.ffn, 4.ffn and 2 more (+7.0 MiB)."
 

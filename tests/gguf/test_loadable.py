@@ -13,6 +13,7 @@ from qres.errors import NativeError, QresError
 from qres.events import Listener, Logged
 from qres.gguf import model_file
 from qres.native import worker
+from tests import archs
 from tests.gguf.damage import damaged
 
 KNOWN: dict[str, str] = {}
@@ -85,3 +86,14 @@ def test_what_is_said_to_be_loadable_is_what_llama_cpp_runs(tmp_path: Path) -> N
     assert len(found) >= 200
     disagree = {name: one for name, one in found.items() if bool(one["ours"]) != bool(one["theirs"])}
     assert set(disagree) == set(KNOWN), {name: one for name, one in disagree.items() if name not in KNOWN}
+
+
+@pytest.mark.model
+def test_every_fixture_that_llama_cpp_runs_is_said_to_be_loadable(tmp_path: Path) -> None:
+    paths = [archs.make(name, tmp_path) for name in archs.names()]
+    archs.need("archs/make_archs.py")
+    said = both(paths, tmp_path / "kept")
+    refused = {name: one["ours"] for name, one in said.items() if one["ours"] and not one["theirs"]}
+    assert all("embedding" in why or "encoder" in why or "speech" in why for why in refused.values()), refused
+    missed = {name: one["theirs"] for name, one in said.items() if one["theirs"] and not one["ours"]}
+    assert missed == {}
