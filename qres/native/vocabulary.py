@@ -42,11 +42,14 @@ class Vocabulary:
 
     def hidden(self, text: bytes) -> tuple[int, tuple[str, ...]]:
         """Special tokens that `tokenize` reads as characters in this text: how many, and their names in order."""
-        found = {}
+        found, begins = {}, dict[bytes, bool]()  # thousands of names begin alike, and mostly none of them is there
         for token in range(self.n_tokens):
             if llama_cpp.llama_vocab_get_attr(self._vocab, token) & _SPECIAL:
                 name = bytes(llama_cpp.llama_vocab_get_text(self._vocab, token))
-                if name and name in text:
+                begin = name[:3]
+                if begin not in begins:
+                    begins[begin] = begin in text
+                if name and begins[begin] and name in text:
                     found[token] = name.decode(errors="replace")
         if not found:
             return 0, ()
