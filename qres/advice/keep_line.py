@@ -99,4 +99,5 @@ def _proof(check: KeepCheck | None, worth: Sequence[Keep], *, paid: bool = False
     if check is None or paid:
         return ""
     apart = ", the head's apart," if any(keep.unit == "head" for keep in worth) else ""
-    return f"; without their errors{apart} the KLD falls by {check.recovered_share:.0%} on other text"
+    errors = "its error" if len(worth) == 1 and len(worth[0].tensors) == 1 else "their errors"
+    return f"; without {errors}{apart} the KLD falls by {check.recovered_share:.0%} on other text"
