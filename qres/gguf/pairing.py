@@ -29,7 +29,7 @@ _FUSED: Mapping[str, tuple[str, ...]] = {
     "ssm_ba": ("ssm_beta", "ssm_alpha"),
 }
 """One tensor -> the tensors that hold the same weights apart, within a block."""
-_ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 """Written by some converters and not by others; a graph that reads them differs from one that does not."""
 
 
@@ -114,8 +114,8 @@ def pair(reference: Inventory, other: Inventory) -> PairedTensors:
     tied = theirs.get(EMBEDDING)
     if HEAD in ours and HEAD not in theirs and tied is not None and same_data(reference, HEAD, EMBEDDING):
         found.places[HEAD] = Place(tied.type, tied.n_bytes or 0, (EMBEDDING,))
-    missing = next((name for name in ours if name not in found.places and name not in _ROPE_FACTORS), None)
-    extra = next((n for n in theirs if n not in ours and n not in paired and n not in (HEAD, *_ROPE_FACTORS)), None)
+    missing = next((name for name in ours if name not in found.places and name not in ROPE_FACTORS), None)
+    extra = next((n for n in theirs if n not in ours and n not in paired and n not in (HEAD, *ROPE_FACTORS)), None)
     if missing is not None:
         found.problem = f"tensor {show(missing)!r} is missing in the quantized file"
     elif extra is not None:

@@ -33,6 +33,9 @@ def difference(reference: Graph, level: Graph, weights: frozenset[str], *, other
         weights: Names of the tensors in both files.
         other_layout: The level holds the same weights in other tensors: operations that lay out are then left aside.
     """
+    factors = [{node.name for node in one.nodes if node.name.startswith(ROPE_FACTORS)} for one in (reference, level)]
+    for name in sorted(factors[0] ^ factors[1]):
+        return f"{'the reference' if name in factors[0] else 'the file'} alone reads {name}"
     if other_layout:
         return _first(_with_parameters(reference), _with_parameters(level), weights) or _inputs(reference, level)
     return _first(list(reference.nodes), list(level.nodes), weights) or _inputs(reference, level)

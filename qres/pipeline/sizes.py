@@ -13,7 +13,7 @@ from qres.gguf.format.tensor import Tensor
 from qres.gguf.inventory import Inventory
 from qres.gguf.magnitudes import Magnitudes
 from qres.gguf.model_file import bytes_at
-from qres.gguf.pairing import executed, pair
+from qres.gguf.pairing import ROPE_FACTORS, executed, pair
 from qres.measure.job import ModelFile
 
 
@@ -46,7 +46,7 @@ def level_file(
         changed: Its tensors that have the reference's type and other bytes.
     """
     places = pair(reference, inventory).places
-    names = [{tensor.name for tensor in executed(one)} for one in (reference, inventory)]
+    names = [{tensor.name for tensor in executed(one)}.difference(ROPE_FACTORS) for one in (reference, inventory)]
     same = names[0] == names[1] and all(place.tensors == (tensor,) for tensor, place in places.items())
     return replace(
         model_file(name, inventory, stamps),

@@ -106,6 +106,25 @@ def test_c1_a_key_that_changes_nothing_here_is_no_difference(folder: Path) -> No
     assert found["levels"][0]["differs"] == []
 
 
+@pytest.mark.parametrize(
+    ("ours", "theirs", "said"),
+    [
+        (None, 8.0, "the file alone reads rope_freqs.weight"),
+        (8.0, None, "the reference alone reads rope_freqs.weight"),
+        (8.0, 4.0, "rope_freqs.weight holds other values"),
+        (8.0, 8.0001, ""),  # each converter computes them
+    ],
+)
+def test_c1_rope_factors(folder: Path, ours: float | None, theirs: float | None, said: str) -> None:
+    for name, source, factor in (("rope", "T", ours), ("rope8", "T8", theirs)):
+        metadata, tensors = load(folder / f"{source}.gguf")
+        factors = [] if factor is None else [made("rope_freqs.weight", np.full(32, factor, np.float32), F32)]
+        save(folder / f"{name}.gguf", metadata, [*tensors[:1], *factors, *tensors[1:]])
+    done, found = scan(folder, "rope.gguf", "rope8.gguf")
+    assert done.returncode == 0, done.stderr
+    assert any(said in text for text in found["levels"][0]["differs"]) if said else not found["levels"][0]["differs"]
+
+
 # ---------------------------------------------------------------- C2: only bookkeeping
 
 
