@@ -129,9 +129,6 @@ def _require_loadable(inventory: Inventory, subject: str) -> None:
     blocks = inventory.metadata.get(f"{inventory.architecture}.block_count")
     if type(blocks) is int and not 0 < blocks <= _MAX_LAYERS:
         raise InputError(f"{subject} says it has {blocks} blocks, possible are 1 to {_MAX_LAYERS}", _AGAIN)
-    for key, value in inventory.metadata.items():
-        if key.endswith(("norm_epsilon", "norm_rms_epsilon")) and isinstance(value, float) and not value >= 0:
-            raise InputError(f"{subject} has {value:g} as {show(key)}, which no norm can be computed with", _AGAIN)
     tower = [tensor.name for tensor in inventory.tensors if _TOWERS.match(tensor.name)]
     if tower:
         raise InputError(

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from qres.native import ggml
 
+_INPUT = 1  # GGML_TENSOR_FLAG_INPUT
 LEAF = -1
 """Ordinal of a tensor that is not computed: a weight, an input or a cache."""
 
@@ -47,6 +48,8 @@ class Node:
     """Index of the tensor whose memory this one lies in; None where it has its own."""
     view_offset: int = 0
     """Where in it, in bytes."""
+    is_input: bool = False
+    """A leaf that llama.cpp fills for every decode: tokens, positions, masks. Other leaves can hold anything."""
 
     def param_f32(self, i: int) -> float:
         """Word i of the parameters as the 32-bit float that it holds."""
@@ -140,6 +143,7 @@ class Recorder:
             params=tuple(tensor.op_params),
             view_root=root,
             view_offset=tensor.view_offs,
+            is_input=bool(tensor.flags & _INPUT),
         )
         self._nodes.append(node)
         self._index[address] = node.index

@@ -157,7 +157,7 @@ NATIVE = [
         "llama.cpp cannot load bad.gguf",
         "unknown model architecture: 'lluma'",
         "pdate",
-        code=5,
+        code=4,
     ),
     inputs.case(
         "tensor-missing",
@@ -165,7 +165,7 @@ NATIVE = [
         changed(swap(b"blk.1.ffn_up.weight", b"blk.1.ffn_ut.weight")),
         "llama.cpp cannot load bad.gguf",
         "'blk.1.ffn_up.weight' not found",
-        code=5,
+        "Get the file again",
     ),
     inputs.case(
         "name-that-is-no-utf-8",

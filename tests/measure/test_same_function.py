@@ -12,7 +12,7 @@ import gguf
 import numpy as np
 import pytest
 
-from qres.errors import NativeError
+from qres.errors import QresError
 from qres.events import Listener
 from qres.gguf import hyperparameters, model_file
 from qres.native import worker
@@ -55,7 +55,7 @@ class Compare:
                 with Session(other, SessionOptions(N, 1)) as two:
                     same = bool(np.array_equal(logits, two.decode(ids)))
                     found = difference(graph, two.record(ids, plain), names, other_layout=False)
-            except NativeError:
+            except QresError:
                 continue
             listener.note(json.dumps([key, same, found]))
 
@@ -64,7 +64,7 @@ def compared(model: Path, keys: tuple[str, ...]) -> dict[str, tuple[bool, str]]:
     """By key that llama.cpp takes the other value of, what was noted."""
     heard = Heard()
     while keys:
-        with suppress(NativeError):
+        with suppress(QresError):
             worker.run(Compare(model, keys), heard)
             break
         begun = [json.loads(note)[0] for note in heard.texts("note")]

@@ -221,7 +221,7 @@ def predict_all(emit: Callable[[object], None], left: list[str], folder: Path) -
         path = archs.make(name, folder)
         try:
             emit((name, _predicted(path)))
-        except NativeError as error:
+        except QresError as error:
             emit((name, f"refused: {error.message}"))
         except Exception as error:  # torch's own ones are to be seen in the table
             emit((name, f"{type(error).__name__}: {str(error)[:150]}"))
